@@ -9,7 +9,6 @@ Every process makes the same number of batches, so no iterator ends on one proce
 
 import atexit
 import threading
-import time
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import closing
 from queue import SimpleQueue
@@ -47,7 +46,6 @@ def train_batches(
     limits: Limits = NO_LIMITS,
     layout: Rules | None = None,
     left_out: Collection[int] = (),
-    took: Callable[[float], None] | None = None,
 ) -> Generator[Batch, None, None]:
     """Yields the batches of training steps start_step, start_step + 1, ..., start_step + num_steps - 1.
 
@@ -64,7 +62,6 @@ def train_batches(
         limits: The values that the model accepts; every batch is checked.
         layout: The layout of arrays before the step takes them, see `placement`; None: `sharding`.
         left_out: Numbers of the batches of the order that no step gets; see `order.batch_number`.
-        took: Called in the background thread with the seconds that each batch took; not called if prefetch=0.
 
     Returns:
         A generator of name -> global array (global_batch, ...), plus "example": int32 (global_batch,), the global
@@ -95,7 +92,7 @@ def train_batches(
         )
     steps = range(start_step, start_step + num_steps)
     threads = 0 if streamed else threads
-    return _batches(read, storage, rows, global_batch, steps, prefetch=prefetch, threads=threads, took=took)
+    return _batches(read, storage, rows, global_batch, steps, prefetch=prefetch, threads=threads)
 
 
 def eval_batches(
@@ -232,7 +229,6 @@ def _batches(
     *,
     prefetch: int,
     threads: int,
-    took: Callable[[float], None] | None = None,
 ) -> Generator[Batch, None, None]:
     """Reads and places the batch of each step ahead; the caller's thread moves it to the layout of the step."""
 
@@ -243,13 +239,11 @@ def _batches(
         with closing(iter(grain.MapDataset.source(steps).map(read).to_iter_dataset(options))) as local:
             yield from (storage.place(batch, rows, global_batch) for batch in local)
 
-    with closing(prefetch_items(placed(), prefetch, took)) as batches:
+    with closing(prefetch_items(placed(), prefetch)) as batches:
         yield from map(storage.to_step, batches)
 
 
-def prefetch_items(
-    items: Generator[Batch, None, None], depth: int, took: Callable[[float], None] | None = None
-) -> Generator[Batch, None, None]:
+def prefetch_items(items: Generator[Batch, None, None], depth: int) -> Generator[Batch, None, None]:
     """Yields the items of a generator, made ahead of time by a background thread.
 
     Grain's own prefetch thread ends silently at a SystemExit, so that the caller waits forever, and closing it waits
@@ -258,7 +252,6 @@ def prefetch_items(
     Args:
         items: The generator; the thread that runs it closes it.
         depth: Items kept ready besides the one in use; 0 makes each on demand, without a thread.
-        took: Called in the thread with the seconds that each item took; not called if depth=0.
 
     Returns:
         A generator. An error in `items` is raised in place of its item. Closing the generator stops the thread after
@@ -278,11 +271,7 @@ def prefetch_items(
         try:
             with closing(items):
                 while slots.get() and not stopped.is_set():
-                    began = time.perf_counter()
-                    item = next(items)
-                    if took is not None:
-                        took(time.perf_counter() - began)
-                    ready.put((item, None))
+                    ready.put((next(items), None))
         except BaseException as error:  # StopIteration at the end
             ready.put((None, error))
 

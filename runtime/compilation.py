@@ -17,7 +17,7 @@ contain the instruction set, so the name of the directory does.
 
 On GPUs, the processes of a run autotune a program together: if one process reads a program that another one compiles,
 the other one waits for its part of the tuning forever. Therefore all processes of a run read the same programs: process
-0 lists the cache, each process reports which of these programs it does not see, and everything else is compiled by all.
+0 lists its cache, each process reports which of these programs it does not see, and everything else is compiled by all.
 
 Source: JAX's documentation, "Persistent compilation cache".
 """
@@ -28,11 +28,9 @@ import json
 import os
 import platform
 import re
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +42,7 @@ from ..mesh.devices import has_accelerators
 from ..mesh.errors import UserError
 from ..mesh.exit_codes import TRY_AGAIN
 from ..mesh.files import atomic_write, write_text
-from ..mesh.processes import exchange, is_main_process
+from ..mesh.processes import broadcast_text, exchange, is_main_process
 
 DEFAULT, NONE, PLATFORMS = "default", "none", "jax_platforms"
 DIRECTORY, MIN_SECONDS = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
@@ -53,7 +51,7 @@ MIN_COMPILE_SECONDS = 0.0
 second start of the preset mlp takes 3.5 s instead of 7.2 s (2 cores, 2026-11-23)."""
 SUFFIX = "-cache"
 """The suffix of JAX's files."""
-NOT_SHARED = "the processes of this run do not see the same directory"
+NOT_SHARED = "some processes of this run cannot read the programs that process 0 sees there"
 NAME = "compilation.json"
 HIT = "/jax/compilation_cache/cache_hits"
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -76,9 +74,6 @@ block at a time already, and combining across blocks holds more of them at once.
 UNKNOWN = re.compile(r"No such compile option: '([^']*)'")
 BOOLEANS = {"true": True, "false": False}
 PREFIXES = {"cuda": "xla_gpu_", "gpu": "xla_gpu_", "rocm": "xla_gpu_", "tpu": "xla_tpu_", "cpu": "xla_cpu_"}
-
-_users: dict[str, str] = {}
-"""Directory that a run of this process configured -> the one that the user had configured, or ""."""
 
 
 class XlaOptions(NamedTuple):
@@ -112,12 +107,14 @@ def xla_options(xla: str | Sequence[str], platform: str, *, flags: str | None = 
     given = parse_options(xla, platform)
     named = {name: "XLA_FLAGS names it" for name in given if re.search(rf"--{name}\b", flags)}
     wanted = {name: value for name, value in given.items() if name not in named}
-    if not wanted or not _has_devices(platform):
-        return XlaOptions(wanted, named)
-    problems = _problems(tuple(wanted.items()))
-    if problems and xla != DEFAULT:
-        raise UserError("\n".join(f"run.xla: {why}" for why in problems.values()))
-    return XlaOptions({name: value for name, value in wanted.items() if name not in problems}, {**named, **problems})
+    problems: dict[str, str] = {}
+    while wanted and _has_devices(platform) and (problem := _find_problem(tuple(wanted.items()))):
+        name, why = problem
+        if xla != DEFAULT:
+            raise UserError(f"run.xla: {why}")
+        problems[name] = why
+        del wanted[name]
+    return XlaOptions(wanted, {**named, **problems})
 
 
 def parse_options(xla: str | Sequence[str], platform: str) -> dict[str, Any]:
@@ -147,23 +144,20 @@ def _has_devices(platform: str) -> bool:
 
 
 @functools.cache
-def _problems(options: tuple[tuple[str, Any], ...]) -> dict[str, str]:
-    """Returns XLA's errors for options, by name; tries them together first, and one by one if that fails."""
-    if not _find_problem(dict(options)):
-        return {}
-    found = {name: _find_problem({name: value}) for name, value in options}
-    return {name: why for name, why in found.items() if why}
-
-
-def _find_problem(options: Mapping[str, Any]) -> str:
+def _find_problem(options: tuple[tuple[str, Any], ...]) -> tuple[str, str] | None:
+    """Returns the name of the first option that XLA rejects, and its error."""
     try:
         jax.jit(lambda x: x + 1).lower(0.0).compile(compiler_options=dict(options))
     except jax.errors.JaxRuntimeError as error:
         unknown = UNKNOWN.search(str(error))
         if unknown:
-            return f"XLA of jaxlib {version('jaxlib')} does not know {unknown[1]}; remove it, or find its new name"
-        return f"{', '.join(options)}: {str(error).splitlines()[0]}"
-    return ""
+            return unknown[1], (
+                f"XLA of jaxlib {version('jaxlib')} does not know {unknown[1]}; remove it, or find its new name"
+            )
+        alone = (name for name, value in options if len(options) > 1 and _find_problem(((name, value),)))
+        name = next(alone, next(iter(dict(options))))
+        return name, f"{name}: {str(error).splitlines()[0]}"
+    return None
 
 
 class CacheDirectory(NamedTuple):
@@ -195,20 +189,14 @@ def cache_directory(cache: str, *, on_cpu: bool) -> CacheDirectory:
     """
     if cache == NONE:
         return CacheDirectory("", "run.cache: none")
-    if not cache and (given := users_directory()):
-        return CacheDirectory(given, "jax_compilation_cache_dir")
+    if not cache and (given := os.environ.get("JAX_COMPILATION_CACHE_DIR")):
+        return CacheDirectory(given, "JAX_COMPILATION_CACHE_DIR")
     try:
         root = Path(cache).expanduser().absolute() if cache else users_caches() / "spmdkit" / "programs"
     except RuntimeError:
         return CacheDirectory("", "this user lacks a home directory; set run.cache")
     name = f"jax-{version('jax')}{f'-cpu-{processor_hash()}' if on_cpu else ''}"
     return CacheDirectory(str(root / name), "run.cache" if cache else "the user's caches")
-
-
-def users_directory() -> str:
-    """Returns the directory that the user configured in JAX, not an earlier run of this process; "" if none."""
-    given = str(getattr(jax.config, DIRECTORY) or "")
-    return _users.get(given, given)
 
 
 def users_caches() -> Path:
@@ -257,11 +245,9 @@ def open_cache(run: RunConfig, simulated: int, rendezvous: float, say: Callable[
         warning = f"warning: compiled programs are not kept in {directory.path}: {problem}."
         say(f"{warning} Set run.cache, or run.cache: none.")
         directory = CacheDirectory("", problem)
-    users, before = users_directory(), str(getattr(jax.config, DIRECTORY) or "")
-    if directory.path != users:
-        _users[directory.path] = users
-        if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-            jax.config.update(MIN_SECONDS, MIN_COMPILE_SECONDS)
+    if not {"JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"} & {*os.environ}:
+        jax.config.update(MIN_SECONDS, MIN_COMPILE_SECONDS)
+    before = getattr(jax.config, DIRECTORY)
     jax.config.update(DIRECTORY, directory.path or None)
     if directory.path != before or keys is not None:
         keep_programs(AgreedPrograms(Path(directory.path), keys) if keys is not None and directory.path else None)
@@ -326,57 +312,21 @@ def _make(directory: Path) -> str:
 
 def _agree(directory: CacheDirectory, problem: str, seconds: float) -> tuple[str, frozenset[str] | None]:
     """Returns the problem of the processes together, or "", and the keys that all of them see; None for a bucket."""
-    path = Path(directory.path) if directory.on_disk and not problem else None
-    seen = frozenset(_keys(path)) if path else frozenset()
-    mark = path / f"{uuid.uuid4().hex}.mark" if path and jax.process_index() == 0 else None
-    try:
-        if mark:
-            with suppress(OSError):
-                mark.write_text(json.dumps(sorted(seen)), encoding="utf-8")
-        mine = json.dumps([problem, "" if path else directory.path, mark.name if mark else ""])
-        problems, kinds, names = zip(*map(json.loads, exchange("cache", mine, seconds=seconds)), strict=True)
-        listed = _read_mark(path / names[0]) if path and names[0] else None
-        missing = None if listed is None else sorted(listed - seen)
-        answers = [json.loads(each) for each in exchange("cache is seen", json.dumps(missing), seconds=seconds)]
-    finally:
-        if mark:
-            with suppress(OSError):
-                mark.unlink(missing_ok=True)
-    if any(problems):
+    on_disk = directory.on_disk and not problem
+    seen = set(_keys(Path(directory.path))) if on_disk else set()
+    listed = set(json.loads(broadcast_text("cache", json.dumps(sorted(seen)), seconds=seconds)))
+    mine = json.dumps([problem, on_disk or directory.path, sorted(listed - seen)])
+    answers = [json.loads(each) for each in exchange("cache is seen", mine, seconds=seconds)]
+    problems, kinds, missing = zip(*answers, strict=True)
+    if any(problems) or len({*kinds}) > 1 or any(listed and len(each) == len(listed) for each in missing):
         return problem or NOT_SHARED, None
-    if len({*kinds}) > 1:
-        return NOT_SHARED, None
-    if path is None:
-        return "", None
-    return (NOT_SHARED, None) if listed is None or None in answers else ("", listed.difference(chain(*answers)))
+    return "", frozenset(listed.difference(*missing)) if on_disk else None
 
 
 def _keys(directory: Path) -> list[str]:
     with suppress(OSError):
         return [name.removesuffix(SUFFIX) for name in os.listdir(directory) if name.endswith(SUFFIX)]
     return []
-
-
-def _read_mark(mark: Path) -> frozenset[str] | None:
-    """Returns the keys that process 0 listed; None if this process does not see its file."""
-    try:
-        return frozenset(json.loads(mark.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return None
-
-
-class Compiled(NamedTuple):
-    """The programs that a process compiled.
-
-    Attributes:
-        programs: Their number.
-        read: The number of those that were read from the cache.
-        seconds: The time of all of them.
-    """
-
-    programs: int
-    read: int
-    seconds: float
 
 
 class Compilation:
@@ -388,19 +338,19 @@ class Compilation:
 
     def __init__(self, directory: CacheDirectory) -> None:
         self.directory = directory
-        self._before = compiled()
+        self._before = dict(_count_programs())
 
     @property
-    def found(self) -> Compiled:
-        """The programs so far."""
-        now, before = compiled(), self._before
-        return Compiled(now.programs - before.programs, now.read - before.read, now.seconds - before.seconds)
+    def found(self) -> dict[str, float]:
+        """The number of programs so far, the number of those that were read from the cache, and the seconds of all."""
+        now = _count_programs()
+        return {name: round(now[name] - self._before[name], 3) for name in ("programs", "read", "seconds")}
 
     def line(self) -> str:
         """Returns the programs so far as a line of text."""
         found, directory = self.found, self.directory
-        read = f", {found.read} of them read from {directory.path}" if directory.path else f"; {directory}"
-        return f"Compiled {found.programs} programs in {found.seconds:.1f} s{read}."
+        read = f", {found['read']} of them read from {directory.path}" if directory.path else f"; {directory}"
+        return f"Compiled {found['programs']} programs in {found['seconds']:.1f} s{read}."
 
     def write(self, folder: Path, options: XlaOptions) -> None:
         """Writes compilation.json in process 0: versions, devices, flags, options and the programs of this start.
@@ -420,29 +370,22 @@ class Compilation:
             "options": dict(options.used),
             "left_out": dict(options.left_out),
             "kept_in": str(self.directory),
-            **{**self.found._asdict(), "seconds": round(self.found.seconds, 3)},
+            **self.found,
         }
         write_text(folder / NAME, json.dumps(record, indent=2) + "\n")
 
 
-def compiled() -> Compiled:
-    """Returns what this process has compiled since the first call."""
-    counts = _counts()
-    return Compiled(int(counts[COMPILED]), int(counts[HIT]), counts["seconds"])
-
-
 @functools.cache
-def _counts() -> dict[str, float]:
-    """Registers listeners for JAX's events, and returns the counts that they update."""
-    counts = {COMPILED: 0.0, HIT: 0.0, "seconds": 0.0}
+def _count_programs() -> dict[str, float]:
+    """Returns the programs since the first call; listeners for JAX's events update it."""
+    counts = {"programs": 0, "read": 0, "seconds": 0.0}
 
     def count(event: str, **_: Any) -> None:
-        if event == HIT:
-            counts[HIT] += 1
+        counts["read"] += event == HIT
 
     def add(event: str, duration_secs: float, **_: Any) -> None:
         if event == COMPILED:
-            counts[COMPILED] += 1
+            counts["programs"] += 1
             counts["seconds"] += duration_secs
 
     jax.monitoring.register_event_listener(count)

@@ -11,7 +11,6 @@ import numpy as np
 
 from ..checkpoints.manager import Checkpoints, DamagedCheckpoint
 from ..configs import config_paths
-from ..configs.schema import SampleConfig
 from ..data.bigram import bigram_loss
 from ..data.source import is_stream
 from ..data.sources.texts import BYTES
@@ -193,25 +192,12 @@ def writes_text(built: Built) -> bool:
 
 
 def explain_missing_sample(built: Built) -> str:
-    """Returns the reason why a run will write no sample although its config asks for one; "" if it will.
-
-    For a model that does not predict text, the default section `sample` asks for nothing.
-    """
-    wanted, name = built.config.sample, built.model.name
-    asked = predicts_text(built) or wanted != SampleConfig()
-    if not wanted.length or not asked or writes_text(built):
+    """Returns the reason why a run on text will write no sample although its config asks for one; "" if it will."""
+    if not built.config.sample.length or not predicts_text(built) or writes_text(built):
         return ""
-    later = "`spmdkit generate` can continue a prompt"
     if built.model.predict is None:
-        why = without_predict(name, "no sample is written at the end", LOGITS)
-    elif has_state(built.model):
-        why = f"No sample is written at the end: the model {name} keeps a state. {later} with what it has learned."
-    else:
-        why = (
-            f"No sample is written at the end: the targets of {name} are neither bytes of text nor ids of a "
-            f"data.tokenizer. {later} of token ids."
-        )
-    return f"{why} Set sample.length=0 if you do not want one."
+        return without_predict(built.model.name, "no sample is written at the end", LOGITS)
+    return f"No sample is written at the end: the model {built.model.name} keeps a state. Use `spmdkit generate` later."
 
 
 def sample_text(built: Built, params: Any, prompt: str, length: int, temperature: float) -> str:

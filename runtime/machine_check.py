@@ -2,7 +2,6 @@
 
 import errno
 import os
-import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -37,84 +36,49 @@ def check_directory(folder: Path) -> None:
         folder: The absolute path of `run.dir`.
 
     Raises:
-        UserError: Its name is too long or not UTF-8, a file is in its place or in that of a parent, it is not writable,
-            or a part of a run in it is a directory instead of a file or the other way round (lists all of them).
+        UserError: Its name is too long, a file is in its place or in that of a parent, it is not writable, or a part of
+            a run in it is a directory instead of a file or the other way round (lists all of them).
         DirectoryUnavailable: The file system is full, read-only or broken.
     """
     try:
-        str(folder).encode()
-    except UnicodeEncodeError:
-        raise UserError(
-            f"The directory {folder} of run.dir has a name that is not valid UTF-8, so no checkpoint can be saved in "
-            "it. Set run.dir to another directory."
-        ) from None
-    try:
-        os.lstat(folder / LONG_NAME)  # only for its errors: a name that is too long, or a file instead of a directory
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:
-        raise explain_unusable(folder, error) from error
-    if os.path.lexists(folder) and not folder.exists():
-        raise UserError(
-            f"The directory {folder} of run.dir cannot be created: it is a broken symbolic link. Set run.dir to "
-            "another directory."
-        )
-    if folder.exists():
-        for name in PIECES:
-            if (folder / name).exists() and os.statvfs(folder / name).f_flag & os.ST_RDONLY:
-                raise explain_unusable(folder / name, OSError(errno.EROFS, os.strerror(errno.EROFS)))
-        found = [_problem(folder / name, kind) for pieces in (PIECES, BESIDE) for name, kind in pieces.items()]
-        problems = [problem for problem in found if problem]
-        if problems and _is_read_only(folder):
-            raise explain_unusable(folder, OSError(errno.EROFS, os.strerror(errno.EROFS)))
-        if problems:
-            raise UserError("\n".join(problems))
-    existing = next(each for each in (folder, *folder.parents) if each.exists())
-    try:
+        with suppress(FileNotFoundError):
+            os.lstat(folder / LONG_NAME)  # only for its errors: a name that is too long, or a file in the way
+        existing = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+        if not existing.exists():
+            raise UserError(
+                f"The directory {folder} of run.dir cannot be created: {existing} is a broken symbolic link. Set "
+                "run.dir to another directory."
+            )
         with tempfile.TemporaryFile(dir=existing) as probe:
             probe.write(bytes(PROBE_BYTES))
             probe.flush()
             os.fsync(probe.fileno())
     except OSError as error:
-        raise explain_unusable(folder, error, existing) from error
+        raise explain_unusable(folder, error) from error
+    found = [_problem(folder / name, kind) for pieces in (PIECES, BESIDE) for name, kind in pieces.items()]
+    if problems := [problem for problem in found if problem]:
+        raise UserError("\n".join(problems))
 
 
-def _is_read_only(folder: Path) -> bool:
-    try:
-        return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
-    except OSError:
-        return False
-
-
-def _problem(path: Path, kind: Kind) -> str | None:
-    """Returns the problem of one part of a run, if it exists."""
+def _problem(path: Path, kind: Kind) -> str:
+    """Returns the problem of one part of a run; "" if it is missing or usable."""
     if not os.path.lexists(path):
-        return None
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        return f"{path} is not usable: {reason(error)}. Remove it, or set run.dir to another directory."
-    if kind == "file" and path.is_symlink() and path.name != "config.yaml":  # the user's own config.yaml is renamed
+        return ""
+    names = {True: "directory", False: "file"}
+    is_directory, expected = path.is_dir(), kind == "folder"
+    if path.exists() and is_directory != expected:
         return (
-            f"{path} is a symbolic link, but a run replaces this file as a whole. Remove it, or set run.dir to another "
-            "directory."
+            f"{path} is a {names[is_directory]}; a run keeps a {names[expected]} of that name. Move it, or set run.dir "
+            "to another directory."
         )
-    is_directory = stat.S_ISDIR(mode)
-    if is_directory if kind == "folder" else stat.S_ISREG(mode):
-        needed = os.R_OK | os.W_OK | (os.X_OK if kind == "folder" else 0)
-        if os.access(path, needed):
-            return None
-        return f"{path} is not readable and writable. Change its permissions, or set run.dir to another directory."
-    found = "directory" if is_directory else "file" if stat.S_ISREG(mode) else "device or pipe"
-    expected = "directory" if kind == "folder" else kind
-    return f"{path} is a {found}; a run keeps a {expected} of that name. Move it, or set run.dir to another directory."
+    if os.access(path, os.R_OK | os.W_OK | (os.X_OK if expected else 0)):
+        return ""
+    return f"{path} is not readable and writable. Change its permissions, or set run.dir to another directory."
 
 
-def explain_unusable(
-    folder: Path, error: OSError | ValueError, existing: Path | None = None
-) -> UserError | DirectoryUnavailable:
+def explain_unusable(folder: Path, error: OSError) -> UserError | DirectoryUnavailable:
     """Returns the error of a directory that cannot be created or written to: the user's or the machine's."""
-    if isinstance(error, OSError) and error.errno in MACHINE:
+    if error.errno in MACHINE:
         return DirectoryUnavailable(
             f"The directory {folder} of run.dir is not writable: {reason(error)}. Free space or repair the file "
             "system, then start the same command again; or set run.dir to a directory elsewhere."
@@ -125,7 +89,7 @@ def explain_unusable(
             f"The directory {folder} of run.dir cannot be created: {file} is a file. Set run.dir to another directory, "
             "or move the file."
         )
-    what = f"written to: {existing}" if existing == folder else f"created: {existing}" if existing else "created"
+    what = "written to" if os.path.isdir(folder) else "created"
     return UserError(
         f"The directory {folder} of run.dir cannot be {what}: {reason(error)}. Set run.dir to another directory."
     )

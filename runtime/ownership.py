@@ -12,38 +12,31 @@ end. Another job that wants the directory
 Clocks of different machines are never compared, only whether the file changes. An owner that was stopped for so long
 that another job took over notices before its next save, and ends without writing.
 
-If several jobs take over the same file, one of them must win. File systems cannot replace a file on the condition that
-it is unchanged, so there is a claim for each file that was left, named after its token:
-
-    owner.json                 names A, which has ended
-    owner.json.after-A         created by exactly one job (O_EXCL); the others are refused
-                               if owner.json still names A, the claim is renamed to owner.json, atomically
-                               otherwise, another job was faster, and the claim is removed
-
-Without the claim of A, no job replaces the file of A, and a replaced file never names A again: therefore a check and a
-rename are safe. A process that dies with a claim leaves a file like any other, taken over in the same way
-(owner.json.after-B). The file system must support exclusive creation and renames; NFS does.
+A job reads `owner.json` and replaces it while it holds a lock (`owner.json.lock`), so that only one of several jobs
+takes over. The operating system releases the lock of a process that dies. On a file system without locks, two jobs that
+take over within a few milliseconds can both own the directory; the first one notices before its next save.
 """
 
 import errno
-import hashlib
+import fcntl
 import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 from uuid import uuid4
 
 from ..mesh.errors import UserError
 from ..mesh.exit_codes import TRY_AGAIN
+from ..mesh.files import write_text
 
 NAME = "owner.json"
 MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
-CLAIM = f"{NAME}.after-"
+LOCK = f"{NAME}.lock"
 TOUCH_SECONDS = 5.0
 STALE_SECONDS = 30.0
 """The time without a touch after which an owner on another machine counts as gone."""
@@ -108,16 +101,9 @@ def read_owner_file(path: Path) -> OwnerFile | None:
             raise
         return None
     try:
-        return OwnerFile(_parse_owner(json.loads(text)), changed)
-    except (ValueError, TypeError, RecursionError):
+        return OwnerFile(Owner(**json.loads(text)), changed)
+    except (ValueError, TypeError):
         return OwnerFile(None, changed)
-
-
-def _parse_owner(values: Any) -> Owner:
-    owner = Owner(**values)
-    if type(owner.pid) is not int or not all(isinstance(value, str) for value in owner if value is not owner.pid):
-        raise TypeError(f"{values} is not an owner")
-    return owner
 
 
 def this_process() -> Owner:
@@ -195,7 +181,9 @@ class Ownership:
         if self._thread is not None:
             self._thread.join()
         if self._mine is not None:
-            self._release(self._mine)
+            with suppress(OSError), _lock(self._path.parent):  # a full disk: the next job finds that this one has ended
+                if read_owner(self._path.parent) == self._mine:
+                    self._path.unlink()
         self._mine = None
 
     def take(self) -> None:
@@ -204,47 +192,18 @@ class Ownership:
         Raises:
             DirectoryInUse: It belongs to another running job.
         """
-        mine = this_process()
-        self._acquire(self._path, mine)
+        mine, gone = this_process(), None
+        while True:
+            with _lock(self._path.parent):
+                found = read_owner_file(self._path)
+                if found is None or found == gone or (found.owner is not None and found.owner.is_gone):
+                    write_text(self._path, json.dumps(mine._asdict()))
+                    break
+            self._watch(found)
+            gone = found
         self._mine = mine
-        own_claim = _claim(self._path, OwnerFile(mine, 0))
-        for claim in self._path.parent.glob(f"{CLAIM}*"):  # claims on files that are replaced for good
-            if claim != own_claim:
-                claim.unlink(missing_ok=True)
         self._thread = threading.Thread(target=self._touch, name="own-run-directory", daemon=True)
         self._thread.start()
-
-    def _acquire(self, path: Path, mine: Owner) -> None:
-        """Makes a file this process's own: that of the owner, or a claim to take over another file.
-
-        Raises:
-            DirectoryInUse: It belongs to a running job.
-        """
-        while not _create(path, mine):
-            left = read_owner_file(path)
-            if left is None:
-                continue  # it was just released
-            if left.owner is None or not left.owner.is_gone:
-                self._watch(path, left)
-            claim = _claim(path, left)
-            self._acquire(claim, mine)
-            if read_owner_file(path) == left:
-                with suppress(FileNotFoundError):  # removed by the new owner, so nothing is left to claim
-                    claim.replace(path)
-                    return
-            claim.unlink(missing_ok=True)
-
-    def _release(self, mine: Owner) -> None:
-        """Removes the file of the owner if it is still this process's and no other job is taking it over."""
-        claim = _claim(self._path, OwnerFile(mine, 0))
-        try:
-            is_free = _create(claim, mine)
-        except OSError:  # a full disk
-            is_free = True
-        if is_free:
-            if read_owner(self._path.parent) == mine:
-                self._path.unlink(missing_ok=True)
-            claim.unlink(missing_ok=True)
 
     def check(self) -> None:
         """Checks that the directory is still this job's, before anything in it is replaced.
@@ -255,15 +214,10 @@ class Ownership:
         if self._mine is None:
             return
         owner = read_owner(self._path.parent)
-        if owner is None and not os.path.exists(self._path.with_name("config.yaml")):
-            raise OwnershipLost(
-                f"{self._path.parent} was removed or emptied during this run: {NAME} and config.yaml are missing. The "
-                "run ends; the same command starts from the beginning."
-            )
         if owner != self._mine:
             raise OwnershipLost(
-                f"{self._path.parent} was taken over by {owner or 'a job that has ended since'}: this process was "
-                f"stopped for more than {STALE_SECONDS:.0f} s. It ends without writing; the other job continues."
+                f"{self._path.parent} now belongs to {owner or 'no job'}: it was emptied, or this process was stopped "
+                f"for more than {STALE_SECONDS:.0f} s and another job took it over. This run ends without writing."
             )
 
     def _touch(self) -> None:
@@ -271,8 +225,8 @@ class Ownership:
             with suppress(OSError):  # the next save reports the error of the file system
                 os.utime(self._path)
 
-    def _watch(self, path: Path, before: OwnerFile) -> None:
-        """Waits until the owner of a file counts as gone.
+    def _watch(self, before: OwnerFile) -> None:
+        """Waits until an owner counts as gone, or has released the directory.
 
         Raises:
             DirectoryInUse: The owner is still there.
@@ -287,7 +241,7 @@ class Ownership:
         deadline = time.monotonic() + STALE_SECONDS
         while time.monotonic() < deadline:
             time.sleep(min(1.0, STALE_SECONDS / 10))
-            now = read_owner_file(path)
+            now = read_owner_file(self._path)
             if now is None:
                 return
             if now != before:
@@ -305,26 +259,28 @@ def refuse_if_in_use(folder: Path) -> None:
         raise _in_use(folder, owner)
 
 
-def _create(path: Path, owner: Owner) -> bool:
-    """Writes the file of an owner if there is none; the first process wins."""
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Holds the lock of owner.json; other jobs wait. Has no effect on a file system without locks."""
+    path = folder / LOCK
+    while True:
+        with path.open("ab") as file:  # its end releases the lock
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_file(path, file.fileno()):
+                try:
+                    yield
+                finally:
+                    path.unlink(missing_ok=True)
+                return
+
+
+def _is_file(path: Path, descriptor: int) -> bool:
+    """Returns False if an open file has been removed, as the previous holder of a lock does."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    except FileExistsError:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except OSError:
         return False
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(owner._asdict(), file)
-    except OSError:  # a full disk: other jobs would wait for an empty file
-        path.unlink(missing_ok=True)
-        raise
-    return True
-
-
-def _claim(path: Path, left: OwnerFile) -> Path:
-    """Returns the claim on the content that was left in a file."""
-    token = left.owner.token if left.owner else f"{left.changed}"
-    key = hashlib.sha256(f"{path.name} {token}".encode()).hexdigest()[:32]
-    return path.with_name(f"{CLAIM}{key}")
 
 
 def _in_use(folder: Path, owner: Owner | None) -> DirectoryInUse:

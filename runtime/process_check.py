@@ -24,7 +24,6 @@ import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import jax
@@ -34,12 +33,11 @@ from ..configs.schema import Config
 from ..layouts.paths import flatten_mapping
 from ..mesh.compat import coordination_client, jax_settings
 from ..mesh.errors import UserError
-from ..mesh.processes import PREFIX, differences, exchange, is_main_process, print_progress, ranks
+from ..mesh.processes import PREFIX, broadcast_text, differences, exchange, is_main_process, print_progress, ranks
 from .build_run import Built
 from .ownership import read_owner, this_place
-from .provenance import Definition, Provenance
+from .provenance import Provenance, package_versions
 
-PACKAGES = ("spmdkit", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
 HOST_KEYS = ("run.root",)
 """Keys of the config that may differ between hosts."""
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
@@ -78,12 +76,13 @@ def agree_on_config(config: Config) -> None:
     """
     if coordination_client() is None:
         return
-    found = {f"version of {name}": text for name, text in _versions().items()}
+    versions = {"Python": ".".join(platform.python_version_tuple()[:2]), **package_versions()}
+    found = {f"version of {name}": text for name, text in versions.items()}
     found["devices of a process"] = f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}"
     found |= numeric_settings(os.environ, jax_settings())
     keys = flatten_mapping(as_plain(config))
     found |= {key: json.dumps(value, default=str) for key, value in keys.items() if key not in HOST_KEYS}
-    _agree("config", found, config.timeouts.rendezvous)
+    agree("config", found, config.timeouts.rendezvous)
 
 
 def agree_on_start(built: Built, provenance: Provenance) -> None:
@@ -101,13 +100,12 @@ def agree_on_start(built: Built, provenance: Provenance) -> None:
         return
     found = {
         "the data (fingerprint)": provenance.fingerprint,
-        "the source of model.name": _hash_sources(provenance.model),
-        "the source of optimizer.name": _hash_sources(provenance.optimizer),
+        "the user's own code": _short_hash(str({module: hashed for module, (_, hashed) in provenance.code.items()})),
         "the layouts of the parameters": _short_hash(str(built.layouts.table.to_json())),
         "the program of a step (StableHLO)": _short_hash(built.step.lower(built.batch).as_text()),
         **numeric_settings(os.environ, jax_settings()),  # the user's own modules may have changed some
     }
-    _agree("start", found, built.config.timeouts.rendezvous)
+    agree("start", found, built.config.timeouts.rendezvous)
 
 
 def numeric_settings(environ: Mapping[str, str], settings: Mapping[str, object]) -> dict[str, str]:
@@ -167,15 +165,11 @@ def check_shared(folder: Path, seconds: float) -> None:
     """
     if jax.process_count() == 1:
         return
-    text = ""
-    if jax.process_index() == 0:
-        owner = read_owner(folder)
-        text = json.dumps([owner.token if owner else "", *_identity(folder)])
-    texts = exchange("run.dir is owned", text, seconds=seconds)
-    token, place, number = json.loads(texts[0])
-    mine = _identity(folder)  # not earlier: process 0 has just created it
-    another = place == mine[0] and number != mine[1]  # on one host, every file is visible at once
-    seen = not another and _sees(folder, token, min(seconds, SEE_SECONDS))
+    owner = read_owner(folder) if is_main_process() else None
+    token, place = (owner.token, owner.place) if owner else ("", "")
+    token, place = json.loads(broadcast_text("run.dir is owned", json.dumps([token, place]), seconds=seconds))
+    patience = 0.0 if place == this_place() else min(seconds, SEE_SECONDS)  # on one host, files are visible at once
+    seen = _sees(folder, token, patience)
     answers = exchange("run.dir is seen", "yes" if seen else "no", seconds=seconds + SEE_SECONDS)
     blind = [rank for rank, answer in enumerate(answers) if answer != "yes"]
     if blind:
@@ -225,7 +219,18 @@ def _flags(text: str) -> dict[str, str]:
     return {name: value if equals else "true" for name, equals, value in parts}
 
 
-def _agree(name: str, found: Mapping[str, str], seconds: float) -> None:
+def agree(name: str, found: Mapping[str, str], seconds: float) -> None:
+    """Checks that all processes have found the same; every process of the run calls this.
+
+    Args:
+        name: The name of this comparison, used once.
+        found: What this process has found, by name.
+        seconds: Seconds to wait for the other processes.
+
+    Raises:
+        Disagreement: They differ; names the differences and the ranks.
+        ProcessesMissing: Some did not answer in time.
+    """
     say = print_progress if is_main_process() else (lambda line: None)
     texts = exchange(name, json.dumps(found), seconds=seconds, say=say)
     if len(set(texts)) == 1:
@@ -243,36 +248,12 @@ def _agree(name: str, found: Mapping[str, str], seconds: float) -> None:
     )
 
 
-def _versions() -> dict[str, str]:
-    found = {"Python": ".".join(platform.python_version_tuple()[:2])}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
-
-
-def _hash_sources(definition: Definition) -> str:
-    """Returns a hash of the user's source files, whose paths may differ between hosts."""
-    return _short_hash(str({module: hashed for module, (_, hashed) in definition.files.items()}))
-
-
 def _short_hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 4]} ..."
-
-
-def _identity(folder: Path) -> tuple[str, str]:
-    """Returns the host, and the identity of a directory there."""
-    try:
-        found = folder.stat()
-    except OSError:
-        return this_place(), "nothing"
-    return this_place(), f"{found.st_dev} {found.st_ino}"
 
 
 def _sees(folder: Path, token: str, seconds: float) -> bool:

@@ -5,17 +5,15 @@ is an error: steps would train on examples that the run has not seen, or twice o
 warning, because the change may be intended.
 """
 
-import ast
 import hashlib
-import importlib.util
 import json
+import os
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -27,20 +25,8 @@ from ..models.lora import lora_config
 from .build_run import Built, data_facts
 
 NAME = "provenance.json"
-PACKAGES = ("spmdkit", "jax", "jaxlib", "orbax-checkpoint")
-REMEDY = "set it back, choose another run.dir, or start anew with --fresh, which moves this run aside."
-
-
-class Definition(NamedTuple):
-    """The source of the user's own `module:function`; without files for what comes with spmdkit.
-
-    Attributes:
-        name: The name in the config.
-        files: Module -> path and hash of its source: the module, and those beside it that it imports.
-    """
-
-    name: str
-    files: Mapping[str, tuple[str, str]] = {}
+PACKAGES = ("spmdkit", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
+INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
 
 
 class Provenance(NamedTuple):
@@ -49,36 +35,52 @@ class Provenance(NamedTuple):
     Attributes:
         fingerprint: The fingerprint of the data, see `Splits`; "" if unknown.
         description: The description of the data.
-        model: The model.
-        optimizer: The user's own optimizer if there is one, otherwise the first.
+        code: The source of the user's own model and optimizers: module -> path and hash.
     """
 
     fingerprint: str
     description: str
-    model: Definition
-    optimizer: Definition
+    code: Mapping[str, tuple[str, str]] = {}
 
 
 def provenance_of(built: Built) -> Provenance:
     """Returns the origin of a run that is ready to start."""
-    names = built.config.optimizer.names
-    return Provenance(
-        fingerprint=built.splits.fingerprint,
-        description=built.splits.description,
-        model=find_definition(str(built.config.model["name"])),
-        optimizer=find_definition(next((name for name in names if ":" in name), names[0])),
-    )
+    names = [str(built.config.model["name"]), *built.config.optimizer.names]
+    code = {module: found for name in names for module, found in user_code(name).items()}
+    return Provenance(built.splits.fingerprint, built.splits.description, code)
 
 
-def find_definition(name: str) -> Definition:
-    """Returns the definition of a name in a config."""
-    return Definition(name, dict(_sources(name.partition(":")[0])) if ":" in name else {})
+def user_code(name: str) -> dict[str, tuple[str, str]]:
+    """Returns the source of the user's own `module:function`, and of the imported modules beside it.
+
+    Args:
+        name: A name in a config; names without a function come with spmdkit.
+
+    Returns:
+        Module -> path and hash of its source.
+    """
+    main = name.partition(":")[0]
+    path = _source_file(main) if ":" in name else ""
+    if not path:
+        return {}
+    folder = os.path.dirname(path) + os.sep
+    files = {module: _source_file(module) for module in sorted(sys.modules) if module != "__main__"}
+    return {
+        module: (file, hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest())
+        for module, file in files.items()
+        if file == path or (file.startswith(folder) and not file.startswith(INSTALLED))
+    }
+
+
+def _source_file(module: str) -> str:
+    """Returns the path of an imported module; "" if it has no source."""
+    file = getattr(sys.modules.get(module), "__dict__", {}).get("__file__")  # does not call a lazy module's __getattr__
+    return os.path.abspath(file) if isinstance(file, str) and file.endswith(".py") and os.path.isfile(file) else ""
 
 
 def to_json(found: Provenance) -> str:
     """Returns the content of provenance.json."""
-    definitions = {name: getattr(found, name)._asdict() for name in ("model", "optimizer")}
-    return json.dumps({**found._asdict(), **definitions}, indent=2) + "\n"
+    return json.dumps(found._asdict(), indent=2) + "\n"
 
 
 def read_provenance(folder: Path) -> Provenance | None:
@@ -89,15 +91,11 @@ def read_provenance(folder: Path) -> Provenance | None:
     """
     path = folder / NAME
     try:
-        fields = json.loads(path.read_bytes())
-        model, optimizer = (
-            Definition(each["name"], {name: (str(file), str(hashed)) for name, (file, hashed) in each["files"].items()})
-            for each in (fields["model"], fields["optimizer"])
-        )
-        return Provenance(**{**fields, "model": model, "optimizer": optimizer})
+        found = Provenance(**json.loads(path.read_bytes()))
+        return found._replace(code={module: (file, hashed) for module, (file, hashed) in found.code.items()})
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path} is corrupt: {type(error).__name__}: {error}. Restore it, or remove it: this run then continues "
             "without comparing its data and its model."
@@ -140,24 +138,19 @@ def remarks(before: Provenance | None, now: Provenance, source: str, *, goes_on:
             "notice. Set Splits.fingerprint to a string that changes with the data (spmdkit.data.fingerprint makes "
             "one)."
         )
-    if before is None:
-        missing = f"{NAME} is missing: data and model cannot be compared with those of the run."
-        return [*lines, missing] if goes_on else lines
-    for key in ("model", "optimizer"):
-        definition = getattr(now, key)
-        if changed := changed_files(getattr(before, key), definition):
-            lines.append(
-                f"warning: {key}.name={definition.name}: {changed} changed since this run was made, and may compute "
-                f"something else. If that is not intended, {REMEDY}"
-            )
+    if before is None and goes_on:
+        lines.append(f"{NAME} is missing: data and model cannot be compared with those of the run.")
+    if before is not None and (changed := changed_files(before.code, now.code)):
+        lines.append(
+            f"warning: {changed} changed since this run was made, and may compute something else. If that is not "
+            "intended, set it back, choose another run.dir, or start anew with --fresh, which moves this run aside."
+        )
     return lines
 
 
-def changed_files(before: Definition, now: Definition) -> str:
+def changed_files(before: Mapping[str, tuple[str, str]], now: Mapping[str, tuple[str, str]]) -> str:
     """Returns the files with a different source, with their verb; "" if there are none."""
-    names = [*now.files, *(name for name in before.files if name not in now.files)]
-    hashes = [{name: hashed for name, (_, hashed) in each.files.items()} for each in (before, now)]
-    paths = [{**before.files, **now.files}[name][0] for name in names if hashes[0].get(name) != hashes[1].get(name)]
+    paths = [path for module, (path, hashed) in now.items() if before.get(module, ("", hashed))[1] != hashed]
     return f"{', '.join(paths)} {'has' if len(paths) == 1 else 'have'}" if paths else ""
 
 
@@ -192,7 +185,7 @@ def changed_model(folder: Path, name: str) -> str:
         UserError: provenance.json is corrupt.
     """
     before = read_provenance(folder) if ":" in name else None
-    changed = changed_files(before.model, find_definition(name)) if before else ""
+    changed = changed_files(before.code, user_code(name)) if before else ""
     if not changed:
         return ""
     return (
@@ -214,7 +207,7 @@ def describe_run(built: Built) -> dict[str, Any]:
     plain = as_plain(built.config)
     adapters = lora_config(built.config.model)
     return {
-        "versions": {package: _version(package) for package in PACKAGES},
+        "versions": package_versions(),
         "model": built.model.name,
         "parameters": built.layouts.num_parameters,
         "mesh": {name: mesh.axis_size(name) for name in mesh.axis_names if mesh.axis_size(name) > 1},
@@ -229,60 +222,12 @@ def describe_run(built: Built) -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def _sources(name: str) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yields module -> path and hash of its source, for a module and its imports from the same directory."""
-    found: dict[str, Path] = {}
-    waiting, top = [name], name.partition(".")[0]
-    folder = _folder(sys.modules.get(top))
-    while waiting:
-        module_name = waiting.pop()
-        path = _file(sys.modules.get(module_name))
-        if module_name in found or path is None or folder is None or folder not in path.parents:
-            continue
-        if _is_installed(path) and module_name.partition(".")[0] != top:
-            continue
-        found[module_name] = path
-        waiting += _imports(sys.modules[module_name], path)
-    for module_name, path in sorted(found.items()):
-        yield module_name, (str(path), hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest())
-
-
-def _imports(module: ModuleType, path: Path) -> Iterator[str]:
-    """Yields the names of the modules that a source file imports anywhere, and of their packages."""
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        names: Sequence[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            package = module.__package__ or None
-            base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
-        for name in names:
-            parts = name.split(".")
-            yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
-
-
-def _folder(module: ModuleType | None) -> Path | None:
-    """Returns the directory that contains a module or package."""
-    path = _file(module)
-    if path is None:
-        return None
-    return path.parent.parent if path.name == "__init__.py" else path.parent
-
-
-def _file(module: ModuleType | None) -> Path | None:
-    """Returns the source file of a module, if there is one."""
-    file = getattr(module, "__file__", None)
-    return Path(file).resolve() if file and file.endswith(".py") and Path(file).is_file() else None
-
-
-def _is_installed(path: Path) -> bool:
-    """Returns True if a file belongs to an installed package or to Python itself."""
-    return any(Path(sysconfig.get_paths()[name]).resolve() in path.parents for name in ("purelib", "platlib", "stdlib"))
+def package_versions() -> dict[str, str]:
+    """Returns the versions of the packages that a run depends on, by name."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found

@@ -17,11 +17,12 @@ import numpy as np
 
 from ..configs.checks import axis_sizes, resolved_sizes
 from ..configs.config_paths import search_path
+from ..configs.config_text import as_plain
 from ..configs.schema import Config
 from ..data.ordering.order import source_order
 from ..data.source import Source, take
 from ..data.splits import Splits, open_splits
-from ..layouts.paths import in_blocks, leaves_with_paths
+from ..layouts.paths import flatten_mapping, in_blocks, leaves_with_paths
 from ..models.catalog import MODELS
 from ..parallel.model import BlockModel
 from ..parallel.options import Precision
@@ -270,20 +271,8 @@ class Folded:
 
 
 def _changes(given: Reduced, reduced: Reduced) -> dict[str, tuple[Any, Any]]:
-    """Returns the reduced keys; sizes that follow from the data have the values of the data."""
-    before, after = given.config, reduced.config
-    pairs: dict[str, tuple[Any, Any]] = {
-        "train.global_batch": (before.train.global_batch, after.train.global_batch),
-        "train.clip_norm": (before.train.clip_norm, after.train.clip_norm),
-        "data.length": (before.data.length, after.data.length),
-    }
-    for name, value in after.model.items():
-        own = before.model[name]
-        known = own or (given.splits.vocabulary if name == "vocabulary" else None) or own
-        if name == "mlp_width" and not own and value:
-            known = "8/3 of model.width"
-        pairs[f"model.{name}"] = (known, value or known)
-    for axis, options in after.strategy.items():
-        floors = [getattr(each, "floor_bytes", None) for each in (before.strategy[axis], options)]
-        pairs[f"strategy.{axis}.floor_bytes"] = (floors[0], floors[1])
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+    """Returns the reduced keys; a vocabulary that follows from the data is that of the data."""
+    before, after = (flatten_mapping(as_plain(each.config)) for each in (given, reduced))
+    before["model.vocabulary"] = before.get("model.vocabulary") or given.splits.vocabulary
+    after["model.vocabulary"] = after.get("model.vocabulary") or given.splits.vocabulary
+    return {key: (before.get(key), value) for key, value in after.items() if before.get(key) != value}

@@ -6,7 +6,7 @@ Therefore every earlier checkpoint has trained on the same batches with and with
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,18 +39,13 @@ class Rollback(NamedTuple):
     step: int
     to: int
     batch: int
-    samples: tuple[int, int]
+    samples: Sequence[int]
     found: str
     at: str
 
     def __str__(self) -> str:
         first, last = self.samples
         return f"step {self.step} ({self.at}): {self.found}; batch {self.batch}, samples {first} to {last}"
-
-
-def to_json(rollbacks: Iterable[Rollback]) -> str:
-    """Returns the content of rollbacks.json."""
-    return json.dumps({"rollbacks": [each._asdict() for each in rollbacks]}, indent=2) + "\n"
 
 
 def parse_rollbacks(text: str, path: Path) -> list[Rollback]:
@@ -64,20 +59,12 @@ def parse_rollbacks(text: str, path: Path) -> list[Rollback]:
         UserError: The content is invalid.
     """
     try:
-        return [_parse_rollback(each) for each in json.loads(text)["rollbacks"]] if text else []
+        return [Rollback(**each) for each in json.loads(text)["rollbacks"]] if text else []
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(
             f"{path} is corrupt ({error}): it lists the batches that the run leaves out. Restore it from a copy, or "
             "start anew: with another run.dir, or with --fresh, which moves this run aside."
         ) from error
-
-
-def _parse_rollback(values: Any) -> Rollback:
-    found = Rollback(**values)
-    numbers = [found.step, found.to, found.batch, *found.samples]
-    if not all(type(number) is int and number >= 0 for number in numbers) or len(found.samples) != 2:
-        raise ValueError(f"a rollback of {values}")
-    return found._replace(samples=(found.samples[0], found.samples[1]))
 
 
 class Rollbacks:
@@ -159,7 +146,8 @@ class Rollbacks:
         """
         last = self._done[-1] = self._done[-1]._replace(to=to)
         if is_main_process():
-            write_text(self._path, to_json(self._done))
+            rollbacks = [each._asdict() for each in self._done]
+            write_text(self._path, json.dumps({"rollbacks": rollbacks}, indent=2) + "\n")
         return (
             f"Step {last.step}: {last.found}. Went back to step {to}; batch {last.batch} (samples {last.samples[0]} to "
             f"{last.samples[1]}) is left out from now on. Rollback {len(self._done)} of at most "
@@ -167,9 +155,7 @@ class Rollbacks:
         )
 
 
-def batches_after(
-    start: int, built: Built, left_out: Collection[int] = (), took: Callable[[float], None] | None = None
-) -> Any:
+def batches_after(start: int, built: Built, left_out: Collection[int] = ()) -> Any:
     """Returns the batches of the remaining steps, read by background threads; the caller closes them.
 
     If the run does not stop at values that are not finite, these reach the step, and every process sees them.
@@ -178,7 +164,6 @@ def batches_after(
         start: Steps done.
         built: The run.
         left_out: Numbers of the skipped batches.
-        took: Receives the seconds that each batch took in the background.
     """
     config = built.config
     return train_batches(
@@ -194,7 +179,6 @@ def batches_after(
         limits=built.limits._replace(finite=config.train.not_finite == "stop"),
         layout=config.data.layout,
         left_out=left_out,
-        took=took,
     )
 
 

@@ -1,12 +1,12 @@
 """The context of a run, and the work around its steps: evaluations, saves, callbacks, and logged steps."""
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -256,20 +256,14 @@ class Recorder:
         self._scales: dict[int, Array] = {}
         self._counts = {"rollbacks": rollbacks} if rollbacks else {}
         self._metrics: MetricsLog | None = None
-        self._open = ExitStack()
 
-    def open(self, folder: Path, start: int) -> Self:
-        """Opens metrics.jsonl for the steps after `start`."""
+    @contextmanager
+    def open(self, folder: Path, start: int) -> Iterator[None]:
+        """Opens metrics.jsonl for the steps after `start`, for a `with` block."""
         self._recorded = start
-        if is_main_process():
-            self._metrics = self._open.enter_context(MetricsLog(folder / "metrics.jsonl", start_step=start))
-        return self
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._open.close()
+        with MetricsLog(folder / "metrics.jsonl", start_step=start) if is_main_process() else nullcontext() as metrics:
+            self._metrics = metrics
+            yield
 
     def __call__(self, progress: Progress) -> None:
         """Records a step."""

@@ -1,19 +1,15 @@
 """The run directory: claimed for a new run, or checked to hold this run before it continues."""
 
-import json
 import os
-import re
-import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ..configs.config_paths import MIXTURE, PATH_KEYS
 from ..configs.config_text import as_plain, resolved_yaml
 from ..configs.restarts import is_fixed, rule_of
 from ..configs.schema import Config
-from ..configs.secret_variables import is_secret, redact_config
+from ..configs.secret_variables import is_secret
 from ..configs.yaml_reader import read_yaml
 from ..layouts.paths import flatten_mapping
 from ..mesh.errors import UserError
@@ -27,10 +23,6 @@ from .process_check import check_shared
 from .provenance import NAME as PROVENANCE
 from .provenance import Provenance, check_data, read_provenance, to_json
 
-MAX_MISSING = 6
-"""Keys in a message that config.yaml lacks."""
-MAX_SET_BACK = 4
-"""Keys in a message that must be set back, as they would be typed."""
 REMEDY = "or start anew: with another run.dir, or with --fresh, which moves this run aside."
 
 
@@ -68,6 +60,11 @@ def adopt_directory(config: Config, provenance: Provenance | None = None, *, fre
             before = read_provenance(folder)
             if before and provenance:
                 check_data(folder, before, provenance)
+        elif written and not {*as_plain(Config())} <= {*written}:
+            raise UserError(
+                f"{folder / 'config.yaml'} was not written by a run, which would replace it. Rename it, or set run.dir "
+                "to another directory."
+            )
     _wait_for_all("the folder of the run was read", config.timeouts.rendezvous)
     return folder
 
@@ -111,7 +108,7 @@ def write_config(
     if is_main_process():
         make_directory(folder)
         lines = on_claim()
-        lines += _set_aside(folder) if fresh else _keep_foreign_config(folder)
+        lines += _set_aside(folder) if fresh else []
         if provenance is not None:
             write_text(folder / PROVENANCE, to_json(provenance))
         secret = any(map(is_secret, config.launch.environment))
@@ -140,58 +137,34 @@ def make_directory(folder: Path) -> None:
         raise explain_unusable(folder, error) from error
 
 
-def move(paths: Sequence[Path], folder: Path) -> None:
-    """Moves files and directories, in order, into a new directory on the same file system.
+def _set_aside(folder: Path) -> list[str]:
+    """Moves the parts of a run, except its logs, to a new directory beside its own.
 
     Raises:
-        UserError: They cannot be moved; if this is true of the first, nothing is changed.
+        UserError: They cannot be moved.
         DirectoryUnavailable: The file system is full, read-only or broken.
     """
-    moved = 0
-    try:
-        folder.mkdir()
-        for path in paths:
-            path.rename(folder / path.name)
-            moved += 1
-    except OSError as error:
-        if not moved and folder.is_dir():
-            folder.rmdir()
-        if error.errno in MACHINE:
-            raise explain_unusable(folder, error) from error
-        raise UserError(
-            f"{paths[moved]} cannot be moved to {folder}: {reason(error)}. Move it yourself, or set run.dir to another "
-            "directory."
-        ) from error
-
-
-def _set_aside(folder: Path) -> list[str]:
-    """Moves the parts of a run, except its logs, to a new directory beside its own."""
     names = [name for name in PIECES if os.path.lexists(folder / name)]
     if not names:
         return []
     aside = _aside(folder)
-    move([folder / name for name in names], aside)
+    try:
+        aside.mkdir()
+        for name in names:
+            (folder / name).rename(aside / name)
+    except OSError as error:
+        if error.errno in MACHINE:
+            raise explain_unusable(aside, error) from error
+        raise UserError(
+            f"{folder} cannot be moved to {aside}: {reason(error)}. Move it yourself, or set run.dir to another "
+            "directory."
+        ) from error
     return [f"Moved the run in {folder} to {aside}: {', '.join(names)}."]
 
 
 def _aside(folder: Path) -> Path:
     """Returns the first of run.old-1, run.old-2, ... that does not exist."""
     return _first_free(folder.with_name(f"{folder.name}.old"))
-
-
-def _keep_foreign_config(folder: Path) -> list[str]:
-    """Renames a config.yaml that no run wrote: the user's own, if run.dir is its directory."""
-    path = folder / "config.yaml"
-    if is_run(folder) or not path.exists():
-        return []
-    given = _read_config(path)
-    if {*as_plain(Config())} <= {*given}:
-        return []
-    kept = _first_free(path.with_name(f"{path.name}.old"))
-    if redact_config(given) != given:
-        path.chmod(0o600)  # it contains a secret
-    path.rename(kept)
-    return [f"{path} was not written by a run: it is now {kept}."]
 
 
 def _first_free(path: Path) -> Path:
@@ -203,85 +176,41 @@ def _read_config(path: Path) -> dict[str, Any]:
     """Returns the config of the run in a directory; empty if it is missing."""
     if not path.exists():
         return {}
+    wrong, value = "", None
     try:
         document = read_yaml(path.read_text(encoding="utf-8"))
-        wrong = "; ".join(problem.message for problem in document.problems)
-        wrong = wrong or ("" if isinstance(document.value, dict) else "it is not a mapping of sections")
+        value, wrong = document.value, "; ".join(problem.message for problem in document.problems)
     except UnicodeDecodeError as error:
-        document, wrong = None, f"it is not valid UTF-8 ({error.reason})"
-    if document is None or wrong:
+        wrong = f"it is not valid UTF-8 ({error.reason})"
+    if wrong or not isinstance(value, dict):
+        wrong = wrong or "it is not a mapping of sections"
         raise UserError(f"{path} is not a valid config of a run: {wrong}. Restore it, {REMEDY}")
-    return document.value
+    return value
 
 
 def _check_metrics(path: Path) -> None:
     """Raises an error if metrics.jsonl is not the log of a run, because it would be rewritten."""
-    if not path.exists():
-        return
-    text = path.read_bytes().strip(b"\0")
-    unfinished = text.rpartition(b"\n")[2]
-    wrong = [record for record in read_metrics(path) if not _is_record(record)]
-    if wrong or (unfinished and not unfinished.startswith(b"{")):
-        shown = f"{wrong[0]}" if wrong else f"{unfinished[:80]!r}"
-        raise UserError(f"{path} is not the log of a run, it contains {shown[:90]}. Restore it, {REMEDY}")
+    for record in read_metrics(path) if path.exists() else []:
+        if type(record.get("step")) is not int:
+            raise UserError(f"{path} is not the log of a run, it contains {str(record)[:90]}. Restore it, {REMEDY}")
 
 
-def _is_record(record: dict[str, Any]) -> bool:
-    step, numbers = record.get("step"), [value for name, value in record.items() if name != "step"]
-    return type(step) is int and all(value is None or isinstance(value, int | float) for value in numbers)
-
-
-def _check_same_run(folder: Path, before: Any, now: dict[str, Any]) -> None:
-    known = flatten_mapping(before) if isinstance(before, Mapping) else {}
-    keys = [key for key in sorted({*known, *flatten_mapping(now)}) if is_fixed(key)]
-    changed = [key for key in keys if _get(before, key) != _get(now, key)]
-    other_model = _get(before, "model.name") not in (None, _get(now, "model.name"))  # with other options
-    missing = [key for key in changed if key not in known and not (other_model and key.startswith("model."))]
-    differing = [key for key in changed if key not in missing]
-    lines = [f"{key}: {_get(before, key)!r} there, {_get(now, key)!r} here ({_why(key)})" for key in differing]
-    if missing:
-        listed = f"{', '.join(missing[:MAX_MISSING])}{' and more' if len(missing) > MAX_MISSING else ''}"
-        path = folder / "config.yaml"
-        why = "it was truncated, or another version wrote it" if path.exists() else "the file is missing"
-        lines.append(f"{path} does not contain {listed}: {why}")
-    if changed:
-        differences = "\n".join(f"  {line}" for line in lines)
+def _check_same_run(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    if not before:
+        raise UserError(f"{folder} holds a run, but its config.yaml is missing. Restore it, {REMEDY}")
+    keys = sorted({*flatten_mapping(before), *flatten_mapping(now)})
+    rules = {key: rule for key in keys if (rule := rule_of(key)) is not None and is_fixed(key)}
+    differences = "".join(
+        f"\n  {key}: {_get(before, key)!r} there, {_get(now, key)!r} here ({rule.why})"
+        for key, rule in rules.items()
+        if _get(before, key) != _get(now, key)
+    )
+    if differences:
         raise UserError(
-            f"This command differs from the run in {folder} in keys that a run cannot change:\n{differences}\n"
-            + _alternatives(folder, {} if missing or other_model else {key: _get(before, key) for key in differing})
+            f"This command differs from the run in {folder} in keys that a run cannot change:{differences}\n"
+            f"Set these keys back to continue that run, {REMEDY} With another run.dir, checkpoint.start_from={folder} "
+            "begins with its parameters. Which keys may change when a run continues: spmdkit train --help-restart."
         )
-
-
-def _alternatives(folder: Path, before: dict[str, Any]) -> str:
-    """Returns the alternatives of a user whose run.dir holds another run.
-
-    Args:
-        folder: The directory of that run.
-        before: The keys to set back, with their values there; empty if setting them back is not enough.
-    """
-    short = before and len(before) <= MAX_SET_BACK and not {*before} & {*PATH_KEYS, MIXTURE}
-    set_back = " ".join(_typed(key, value) for key, value in before.items())
-    ways = {
-        "go on with that run": f"the same command with {set_back}" if short else "set these keys back",
-        "train beside it": f"the same command with {_typed('run.dir', str(_first_free(folder)))}",
-        "begin with its parameters": f"that, and {_typed('checkpoint.start_from', str(folder))}",
-        "train in its place": f"the same command with --fresh, which moves that run to {_aside(folder)}",
-    }
-    width = max(map(len, ways)) + 1
-    lines = [f"  {f'{name}:':<{width}}  {way}" for name, way in ways.items()]
-    return "\n".join(["Either", *lines, "Which keys may change when a run goes on: spmdkit train --help-restart."])
-
-
-def _typed(key: str, value: Any) -> str:
-    """Returns key=value as a user would type it."""
-    is_plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z/][\w/.:+-]*", value)
-    return shlex.quote(f"{key}={value if is_plain else json.dumps(value)}")
-
-
-def _why(key: str) -> str:
-    rule = rule_of(key)
-    assert rule is not None
-    return rule.why
 
 
 def _get(values: Any, key: str) -> Any:

@@ -7,12 +7,10 @@ and a checkpoint and the first batch are read. A command that fails earlier leav
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 
 from ..checkpoints.manager import Checkpoints
 from ..configs.schema import Config
 from ..parallel.sharding.stored_order import stored_order
-from ..parallel.step.state import TrainState
 from ..training.display import make_display
 from ..training.loop import is_due
 from ..training.stopping.gate import stops_on_signals
@@ -33,8 +31,6 @@ from .warm_start import WarmStart
 
 def train(config: Config, *, fresh: bool = False, reporter: Reporter | None = None) -> int:
     """Trains a config, or continues the run in its directory.
-
-    Call `prepare_devices` first, and join the other processes of the run.
 
     Call `prepare_devices` first, and join the other processes of the run.
 
@@ -86,7 +82,14 @@ def _prepare(config: Config, stack: ExitStack, *, fresh: bool, reporter: Reporte
     folder = adopt_directory(config, provenance, fresh=fresh)
     before = read_provenance(folder) if not fresh and is_run(folder) else None
     abstract = stored_order(built.layouts).abstract_model(built.step.abstract_state())
-    checkpoints = stack.enter_context(_open_checkpoints(built, folder, abstract))
+    checkpoints = Checkpoints(
+        folder / "checkpoints",
+        keep=config.checkpoint.keep,
+        abstract_state=abstract,
+        about=describe_run(built),
+        save_seconds=config.timeouts.writing,
+    )
+    stack.enter_context(checkpoints)
     start = 0 if fresh else checkpoints.latest() or 0
     check_same_step(folder, start, rendezvous)
     if start:
@@ -115,16 +118,6 @@ def _prepare(config: Config, stack: ExitStack, *, fresh: bool, reporter: Reporte
         rollbacks=rollbacks,
     )
     return TrainingRun(context, provenance, start, warm_start, compilation, reporter)
-
-
-def _open_checkpoints(built: Built, folder: Path, abstract: TrainState) -> Checkpoints:
-    return Checkpoints(
-        folder / "checkpoints",
-        keep=built.config.checkpoint.keep,
-        abstract_state=abstract,
-        about=describe_run(built),
-        save_seconds=built.config.timeouts.writing,
-    )
 
 
 def title(built: Built) -> str:

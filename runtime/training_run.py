@@ -113,7 +113,7 @@ class TrainingRun:
 
     def batches(self) -> closing[Generator[Batch, None, None]]:
         """Returns the batches of the remaining steps."""
-        return closing(batches_after(self.start, self.built, self.rollbacks.left_out, self.guards.took))
+        return closing(batches_after(self.start, self.built, self.rollbacks.left_out))
 
     def train(self, state: TrainState, batches: Iterable[Batch], reading: ExitStack) -> TrainState:
         """Trains the remaining steps; rolls back if a step is not finite, as often as `train.not_finite` allows.
@@ -224,14 +224,12 @@ class TrainingRun:
     def after_step(self) -> Callable[[int, TrainState], None] | None:
         """The hook for every started step and the state after it, which must not wait; None if nothing needs it."""
         hooks = [hook for hook in (self.hooks.recorder.after_step, self.guards.after_step) if hook is not None]
-        if len(hooks) < 2:
-            return hooks[0] if hooks else None
 
         def call_all(number: int, state: TrainState) -> None:
             for hook in hooks:
                 hook(number, state)
 
-        return call_all
+        return call_all if hooks else None
 
     def stop(self, number: int, state: TrainState) -> None:
         """Saves after a signal or a callback stopped the run, in every process at the same step."""

@@ -23,10 +23,9 @@ from ..configs.schema import CheckpointConfig
 from ..layouts.paths import leaves_with_paths, map_with_path, match_paths, some
 from ..layouts.sizes import counted
 from ..mesh.keys import make_key
-from ..mesh.processes import differences, exchange
 from ..models.lora import NAME as ADAPTERS
 from ..parallel.model import BlockModel, Model, Params
-from .process_check import Disagreement, wait_until_all_know
+from .process_check import agree
 
 GROUP = "params/"
 
@@ -57,9 +56,11 @@ class WarmStart:
         self._reads = 0
         try:
             self._stored = StoredCheckpoint(find(config.start_from).one)
-            agree_on(self._stored, seconds)
         except DamagedCheckpoint as error:
             raise DamagedCheckpoint(_with_advice(error)) from error
+        checksums = hashlib.sha256(repr(sorted(self._stored.checksums.items())).encode()).hexdigest()[:12]
+        mine = f"{self._stored.folder.name} (checksums {checksums})"  # hosts may see different latest checkpoints
+        agree("the checkpoint to start from", {"the step of checkpoint.start_from": mine}, seconds)
         wanted = {path: leaf for path, leaf in leaves_with_paths(abstract) if leaf.size}
         held = {
             path.removeprefix(GROUP): array for path, array in self._stored.arrays.items() if path.startswith(GROUP)
@@ -121,32 +122,6 @@ class WarmStart:
             return {path: leaf for path, leaf in leaves_with_paths(self._model.init(key)) if path in wanted}
 
         return jax.jit(init)(make_key(self._seed)) if wanted else {}
-
-
-def agree_on(stored: StoredCheckpoint, seconds: float) -> None:
-    """Checks that all processes begin with the same parameters; every process of the run calls this.
-
-    If the other run still trains, or a file system shows a checkpoint late to one host, processes may find different
-    latest checkpoints.
-
-    Args:
-        stored: The checkpoint that this process has found.
-        seconds: How long to wait for the others.
-
-    Raises:
-        Disagreement: They have found different ones; the ranks are named.
-        ProcessesMissing: Some did not answer in time.
-    """
-    checksums = repr(sorted(stored.checksums.items()))
-    mine = f"{stored.folder.name} (checksums {hashlib.sha256(checksums.encode()).hexdigest()[:12]})"
-    found = exchange("the checkpoint to start from", mine, seconds=seconds)
-    if len(set(found)) > 1:
-        wait_until_all_know()
-        raise Disagreement(
-            f"checkpoint.start_from: {differences('the step of the checkpoint', found)}. All processes must begin "
-            "with the same parameters. Name one of its steps, as <run>/<step>, by an absolute path on a file system "
-            "that all hosts mount; nothing was trained."
-        )
 
 
 def _check_fits(stored: StoredCheckpoint, wanted: Mapping[str, Any], held: Mapping[str, Any]) -> None:

@@ -31,6 +31,7 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.set_threshold(50_000, 20, 100)  # a full collection walks every trace that JAX keeps: a twentieth of all time
     simulate(NUM_DEVICES)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)  # for runs within this process
     jax.config.update("jax_compilation_cache_dir", str(CACHE))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     jax.config.update("jax_disable_most_optimizations", True)  # programs here compile for longer than they run

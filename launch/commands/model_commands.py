@@ -49,15 +49,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
       spmdkit evaluate runs/quickstart 'strategy={fsdp: 8}' --json
       spmdkit evaluate runs/mine 'data.files=["new/*.txt"]'
     """
-    from ...mesh.errors import UserError, printable
+    from ...mesh.errors import UserError, counted, printable
     from ...mesh.processes import is_main_process
-    from ...runtime.loading.eval_rows import (
-        count_eval_rows,
-        difference_from_log,
-        log_of_same_rows,
-        logged_metrics,
-        other_parameters,
-    )
+    from ...runtime.loading.loaded_run import LogComparison, compare_with_log
 
     batches = arguments.batches
     if batches is not None and batches < 1:
@@ -65,29 +59,32 @@ def evaluate(arguments: argparse.Namespace) -> int:
     with open_run(arguments) as run:
         if batches is None and "eval.batches" in (each.partition("=")[0] for each in arguments.overrides):
             batches = run.config.eval.batches or None
-        log = log_of_same_rows(run.folder, run.config) if arguments.split == EVALUATION else None
         source = run.source(run.splits.train if arguments.split == "train" else None)
         metrics = run.evaluate(source, max_batches=batches)
         if not is_main_process():
             return 0
-        extent = count_eval_rows(len(source), run.batch_rows, batches, log)
-        other = other_parameters(run.ema, log)
-        comparable = extent.logged_rows == extent.rows and not other
-        logged = logged_metrics(run.folder, run.step) if comparable else {}
-        differs = difference_from_log(metrics, logged, run.config.precision.compute)
+        of = len(source)
+        if arguments.split == EVALUATION:
+            found = compare_with_log(run, of, batches, metrics)
+        else:
+            found = LogComparison(of if batches is None else min(of, batches * run.batch_rows))
         if arguments.json:
-            facts = {"run": str(run.folder), "step": run.step, "split": arguments.split, "rows": extent.rows}
-            facts |= {"rows_of_split": extent.of, "rows_in_log": extent.logged_rows}
-            facts |= {"log": logged or None, "differs_from_log": bool(differs)}
+            facts = {"run": str(run.folder), "step": run.step, "split": arguments.split, "rows": found.rows}
+            facts |= {"rows_of_split": of, "rows_in_log": found.log_rows}
+            facts |= {"log": found.logged or None, "differs_from_log": bool(found.warning)}
             facts |= {name: value if math.isfinite(value) else None for name, value in metrics.items()}
             print(json.dumps(facts, indent=2))
             return 0
         width = max(map(len, metrics))
+        rows = f"all {of:,} rows" if found.rows == of else f"{found.rows:,} of {of:,} rows"
+        rows += f", {counted(-(-found.rows // run.batch_rows), 'batch', 'batches')} of {run.batch_rows:,}"
+        is_same = found.log_rows is not None and not found.remark and not found.warning
         lines = [
             f"{run.title}\n{run.splits.description}",
-            f"{arguments.split} split: {extent.text(same_values=not differs)}",
+            f"{arguments.split} split: {rows}{', as in the log of the run' if is_same else ''}",
             *(f"  {name:<{width}}  {value:.6g}" for name, value in metrics.items()),
-            *filter(None, (extent.difference, other, differs)),
+            *([found.remark] if found.remark else []),
+            *([f"warning: {found.warning}"] if found.warning else []),
         ]
         print(printable("\n".join(lines)))
     return 0
@@ -182,7 +179,7 @@ def generate(arguments: argparse.Namespace) -> int:
     }
     overrides += [f"{key}={value}" for key, value in given.items() if value is not None]
     with open_run(arguments, overrides) as run:
-        tokens = run.generate(run.tokens(prompt))
+        tokens = run.generate(prompt)
         if not is_main_process():
             return 0
         if arguments.json:

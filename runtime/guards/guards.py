@@ -5,7 +5,7 @@ A disabled guard is absent: a step makes no call for it.
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +15,6 @@ from ...checkpoints.replicas import ReplicaCheck
 from ...configs.schema import GuardsConfig, Timeouts
 from ...mesh.processes import is_main_process
 from ...parallel.step.state import TrainState
-from ...training.metrics import read_metrics
 from ...training.steps.late_log import RUN_AHEAD
 from ...training.times import Times, process_age
 from ..build_run import Built
@@ -65,12 +64,11 @@ class Guards:
 
         Args:
             built: The run.
-            folder: The run directory, with the metrics.jsonl of the previous start.
+            folder: The run directory.
             start: Steps done.
         """
         if is_main_process() and self._config.ledger:
-            logged = _last_logged_step(folder / "metrics.jsonl")
-            self._ledger = Ledger(folder / NAME, step=start, seen=logged, began=self._began)
+            self._ledger = Ledger(folder / NAME, step=start, began=self._began)
         every = self._config.replicas_every
         check = ReplicaCheck(built.step.abstract_state())
         if check.paths:
@@ -109,11 +107,6 @@ class Guards:
     def waited(self) -> Callable[[float], None] | None:
         """Receives the seconds that the host waited for a step; None without a search for stragglers."""
         return self._work.waited if self._work else None
-
-    @property
-    def took(self) -> Callable[[float], None] | None:
-        """Receives the seconds that a batch took in the background; None without a search for stragglers."""
-        return self._work.took if self._work else None
 
     @property
     def after_step(self) -> Callable[[int, TrainState], None] | None:
@@ -163,10 +156,3 @@ class Guards:
     def _add(self, number: int) -> None:
         if self._ledger is not None:
             self._ledger.add(number, self.times.take())
-
-
-def _last_logged_step(path: Path) -> int:
-    """Returns the last step in metrics.jsonl, or 0."""
-    with suppress(OSError):
-        return max((record.get("step", 0) for record in read_metrics(path)), default=0)
-    return 0

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jax import Array
 
@@ -45,8 +45,8 @@ class Finding(NamedTuple):
 
     step: int
     at: str
-    arrays: tuple[str, ...]
-    devices: tuple[str, ...]
+    arrays: Sequence[str]
+    devices: Sequence[str]
     verdict: str = ""
 
 
@@ -70,8 +70,7 @@ class ReplicaGuard:
         self._findings = read_findings(folder)
         hosts = exchange("replica hosts", socket.gethostname(), seconds=seconds)
         self._identities = [_identity(device, hosts[device.process_index]) for device in check.devices]
-        if check.paths:
-            check.compile()
+        check.compile()
 
     def after_step(self, number: int, state: TrainState, *, later: bool) -> None:
         """Compares every few steps, without waiting for devices.
@@ -86,7 +85,7 @@ class ReplicaGuard:
         """
         if self._pending is not None and number >= self._pending[0] + BEHIND:
             self._settle()
-        if self._every and number % self._every == 0 and not later and self._check.paths:
+        if self._every and number % self._every == 0 and not later:
             self._settle()
             self._pending = number, self._check.begin(state)
 
@@ -101,8 +100,7 @@ class ReplicaGuard:
             ReplicasDiffer: The state differs between devices.
         """
         self._settle()
-        if self._check.paths:
-            self._judge(number, self._check.differences(self._check.begin(state)))
+        self._judge(number, self._check.differences(self._check.begin(state)))
 
     def _settle(self) -> None:
         if self._pending is not None:
@@ -113,16 +111,14 @@ class ReplicaGuard:
         if found:
             raise ReplicasDiffer(self._record(number, found))
         here = set(self._identities)  # nothing is known about other devices
-        open_findings = [each for each in self._findings if not each.verdict and each.step <= number]
-        passed = [each for each in open_findings if {*each.devices} <= here]
-        if passed:
-            self._findings = [each._replace(verdict="transient") if each in passed else each for each in self._findings]
-            self._write()
-        for each in passed:
-            self._say(
-                f"The difference at step {each.step} on {few(each.devices)} ({each.at}) did not come again when the "
-                "steps were computed again: a transient fault."
-            )
+        for index, each in enumerate(self._findings):
+            if not each.verdict and each.step <= number and {*each.devices} <= here:
+                self._findings[index] = each._replace(verdict="transient")
+                self._write()
+                self._say(
+                    f"The difference at step {each.step} on {few(each.devices)} ({each.at}) did not come again when "
+                    "the steps were computed again: a transient fault."
+                )
 
     def _record(self, number: int, found: Sequence[Difference]) -> str:
         suspects = list(dict.fromkeys(self._identities[each] for difference in found for each in difference.odd))
@@ -133,7 +129,17 @@ class ReplicaGuard:
         arrays = tuple(dict.fromkeys(each.path for each in found))
         self._findings.append(Finding(number, now, arrays, tuple(suspects), "lasting" if before else ""))
         self._write()
-        return f"{self._check.describe(number, found)}\n{_advice(suspects, before)}"
+        advice = (
+            "The latest checkpoint is older, and its copies were equal. The same command goes on from it and computes "
+            "the steps again, which shows if the fault was transient or is lasting."
+        )
+        if before:
+            advice = (
+                f"It is not the first time: {few(suspects)} was found at step {before[0].step} too ({before[0].at}). "
+                "The fault is lasting: replace it, or run without it. The same command goes on from the latest "
+                "checkpoint, whose copies were equal."
+            )
+        return f"{self._check.describe(number, found)}\n{advice}"
 
     def _write(self) -> None:
         if not is_main_process():
@@ -147,7 +153,7 @@ def read_findings(folder: Path) -> list[Finding]:
     """Returns the findings of earlier starts of a run; none if the file is missing or corrupt."""
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
         finds = json.loads((folder / NAME).read_text(encoding="utf-8"))["finds"]
-        return [_parse_finding(each) for each in finds]
+        return [Finding(**each) for each in finds]
     return []
 
 
@@ -164,28 +170,9 @@ def describe_coverage(check: ReplicaCheck, every: int) -> str:
     )
 
 
-def _parse_finding(values: Any) -> Finding:
-    found = Finding(**values)
-    return found._replace(step=int(found.step), arrays=tuple(found.arrays), devices=tuple(found.devices))
-
-
 def _identity(device: Device, host: str) -> str:
     """Returns a name of a device that is stable over restarts: for GPUs and TPUs, its position in its host."""
     number = getattr(device, "local_hardware_id", None)
     if device.platform == "cpu" or number is None:
         return f"{device_name(device)} on {host}"
     return f"{device.platform} {number} of host {host}"
-
-
-def _advice(suspects: Sequence[str], before: Sequence[Finding]) -> str:
-    if before:
-        first = before[0]
-        return (
-            f"It is not the first time: {few(suspects)} was found at step {first.step} too ({first.at}). The fault is "
-            "lasting: replace it, or run without it. The same command goes on from the latest checkpoint, whose copies "
-            "were equal."
-        )
-    return (
-        "The latest checkpoint is older, and its copies were equal. The same command goes on from it and computes the "
-        "steps again, which shows if the fault was transient or is lasting."
-    )

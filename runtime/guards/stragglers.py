@@ -9,9 +9,8 @@ when it gets to them. So each process measures its own work,
 and publishes the medians over the last steps with the watchdog's note: no collective, and only a few clock readings per
 step. A single slow step does not change a median.
 
-A process is a straggler if its own work exceeds the pace of the others by more than a share of the step, and it hardly
-waits for its devices. The pace of the others includes the background time of their batches: of two readers with nearly
-the same speed, the run only ever waits for the slower one, by the small difference.
+A process is a straggler if its own work exceeds that of the others by more than a share of the step, and it hardly
+waits for its devices. Of two readers with nearly the same speed, the run only waits for the slower one: it is named.
 
 A device that computes slowly is not detected here: its host waits for it like all others.
 """
@@ -38,24 +37,17 @@ class Work(NamedTuple):
         step: From one step to the next.
         data: The part spent waiting for a batch.
         wait: The part spent waiting for devices.
-        read: The background time of a batch; 0 if nothing is read ahead.
     """
 
     steps: int
     step: float
     data: float
     wait: float
-    read: float = 0.0
 
     @property
     def own(self) -> float:
         """The work of this process."""
         return max(0.0, self.step - self.wait)
-
-    @property
-    def pace(self) -> float:
-        """The shortest step that this process could keep up with, if it were alone."""
-        return max(self.own, self.read)
 
 
 class OwnWork:
@@ -68,12 +60,7 @@ class OwnWork:
             steps: The number of steps for the medians.
         """
         self._found: deque[tuple[float, float, float]] = deque(maxlen=steps)
-        self._read: deque[float] = deque(maxlen=steps)
         self._waited = 0.0
-
-    def took(self, seconds: float) -> None:
-        """Adds the background time of a batch; may be called by its thread."""
-        self._read.append(seconds)
 
     def waited(self, seconds: float) -> None:
         """Adds the time that the host waited for its devices."""
@@ -112,7 +99,7 @@ class OwnWork:
         if len(found) < (self._found.maxlen or 1):
             return None
         step, data, wait = (median(column) for column in zip(*found, strict=True))
-        return Work(len(found), step, data, wait, median(list(self._read) or [0.0]))
+        return Work(len(found), step, data, wait)
 
 
 class Stragglers:
@@ -135,48 +122,42 @@ class Stragglers:
         Args:
             works: The work by rank; None if a rank has not published any.
         """
-        if any(work is None for work in works):
+        present = [work for work in works if work is not None]
+        if len(present) < len(works):
             return
-        slow = set(slow_ranks(works, self._share))
+        slow = set(slow_ranks(present, self._share))
         for rank in sorted(slow - self._slow):
-            self._say(f"warning: {describe_straggler(rank, works)}")
+            self._say(f"warning: {describe_straggler(rank, present)}")
         if self._slow - slow:
             again = sorted(self._slow - slow)
             self._say(f"{ranks(again).capitalize()} no longer delay{'s' if len(again) == 1 else ''} the others.")
         self._slow = slow
 
 
-def slow_ranks(works: Sequence[Work | None], share: float) -> list[int]:
+def slow_ranks(works: Sequence[Work], share: float) -> list[int]:
     """Returns the ranks that delay every step by their own work.
 
     Args:
-        works: The work by rank; None if a rank has not published any.
+        works: The work by rank, of at least two.
         share: The share of a step above which a delay counts.
     """
-    present = [work for work in works if work is not None]
-    if len(present) < max(2, len(works)):
-        return []
+    own = [work.own for work in works]
     found = []
-    for rank, work in enumerate(present):
-        excess = work.own - _elsewhere([each.pace for each in present], rank)
+    for rank, work in enumerate(works):
+        excess = work.own - _elsewhere(own, rank)
         if excess > max(MIN_SECONDS, share * work.step) and work.wait < max(share * work.step, excess / 2):
             found.append(rank)
     return found
 
 
-def describe_straggler(rank: int, works: Sequence[Work | None]) -> str:
+def describe_straggler(rank: int, works: Sequence[Work]) -> str:
     """Returns a sentence about one slow rank, with figures."""
-    present = [work for work in works if work is not None]
-    work = present[rank]
-    pace, own, data = (
-        _elsewhere(values, rank) for values in zip(*((each.pace, each.own, each.data) for each in present), strict=True)
-    )
-    times = f", {work.own / pace:.1f} times what the others need" if pace > 0 else ""
-    rest, others = work.own - work.data, own - data
+    work = works[rank]
+    own, data = (_elsewhere(values, rank) for values in ([each.own for each in works], [each.data for each in works]))
     return (
-        f"rank {rank} delays every step: of the {_ms(work.step)} of a step its own work takes {_ms(work.own)}{times} "
-        f"(waiting for data {_ms(work.data)}, {_ms(data)} elsewhere; Python {_ms(max(0.0, rest))}, "
-        f"{_ms(max(0.0, others))} elsewhere; medians of {work.steps} steps)."
+        f"rank {rank} delays every step: of the {_ms(work.step)} of a step its own work takes {_ms(work.own)}, "
+        f"{_ms(own)} elsewhere (waiting for data {_ms(work.data)}, {_ms(data)} elsewhere; medians of {work.steps} "
+        "steps)."
     )
 
 

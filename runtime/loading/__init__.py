@@ -3,7 +3,6 @@
 load            `load_run`: a run, its model and its parameters, on any mesh
 loaded_run      the result: params, evaluate, predict, generate, export
 find_run        the run that an argument of the command line names
-eval_rows       the rows of an evaluation, compared with those in the log
 fitting         its strategy on the available devices
 rows_file       rows written as one .npz, batch by batch
 

@@ -39,29 +39,22 @@ class Fitted(NamedTuple):
 
 
 def fit_own(
-    strategy: Mapping[str, Any], num_devices: int, num_processes: int = 1, trained_on: Mapping[str, int] | None = None
+    strategy: Mapping[str, Any], trained_on: Mapping[str, int], num_devices: int, num_processes: int = 1
 ) -> Fitted:
     """Fits the strategy of a run, by the rules above.
 
     Args:
         strategy: Axis -> options.
+        trained_on: The mesh of the run: axis -> size, if over 1.
         num_devices: The number of devices of all processes together.
         num_processes: The number of processes, with equally many devices each.
-        trained_on: The mesh of the run: axis -> size, if over 1. Resolves -1 for axes that split more than rows.
     """
-    sizes = {axis: options.size for axis, options in strategy.items()}
-    for axis in ("pipe", *axes_that_split("work")):
-        if sizes.get(axis) == REST and trained_on is not None:
-            sizes[axis] = trained_on.get(axis, 1)
-    exact = _resolved(sizes, num_devices)
-    if exact is not None:
-        as_trained = trained_on is None or {axis: size for axis, size in exact.items() if size > 1} == dict(trained_on)
-        return Fitted(_with_sizes(strategy, exact), num_devices, as_given=as_trained)
-    stages = sizes.pop("pipe", 1)
-    if stages != 1:
-        sizes["fsdp"] = REST if REST in (stages, sizes.get("fsdp", 1)) else stages * sizes.get("fsdp", 1)
+    sizes = {axis: trained_on.get(axis, 1) for axis in strategy}
+    if prod(sizes.values()) == num_devices:
+        return Fitted(_with_sizes(strategy, sizes), num_devices)
+    sizes = {"data": 1, **sizes, "fsdp": sizes.get("fsdp", 1) * sizes.get("pipe", 1)}
+    sizes.pop("pipe", None)
     work = [axis for axis in axes_that_split("work") if axis in sizes]
-    sizes = {"data": 1, **sizes}
 
     def fits(found: Mapping[str, int]) -> bool:
         return all(found[axis] in (1, sizes[axis]) for axis in work)
@@ -102,9 +95,8 @@ def fit_given(mesh: Mapping[str, Any], num_devices: int, num_processes: int = 1)
             "smaller, or simulate more devices first thing in the program (spmdkit.DeviceMesh.simulated, "
             "run.simulate on the command line)."
         )
-    resolved = _resolved(sizes, used)
-    if resolved is None:
-        others = prod(size for size in sizes.values() if size != REST)
+    others = prod(size for size in sizes.values() if size != REST)
+    if used % others:
         raise UserError(
             f"The mesh {given}: there {_are(num_devices)}, and {num_devices} % {others} = {num_devices % others}. "
             "Give sizes that divide them."
@@ -114,6 +106,7 @@ def fit_given(mesh: Mapping[str, Any], num_devices: int, num_processes: int = 1)
             f"The mesh {given} uses {used} devices of {num_processes} processes, each of which needs equally many: "
             f"{used} % {num_processes} = {used % num_processes}. Give a multiple of {num_processes}."
         )
+    resolved = {axis: used // others if size == REST else size for axis, size in sizes.items()}
     return Fitted(_with_sizes(strategy, resolved), used)
 
 
@@ -132,14 +125,6 @@ def fitting_rows(rows: int, fitted: Fitted) -> int:
     pieces = (pipe.microbatches or 2 * pipe.size) if pipe is not None and pipe.size > 1 else 1
     multiple = fitted.devices * pieces
     return -(-rows // multiple) * multiple
-
-
-def _resolved(sizes: Mapping[str, int], num_devices: int) -> dict[str, int] | None:
-    """Returns the sizes with -1 resolved; None if they do not multiply to the number of devices."""
-    fixed = prod(size for size in sizes.values() if size != REST)
-    if num_devices % fixed or (REST not in sizes.values() and fixed != num_devices):
-        return None
-    return {axis: num_devices // fixed if size == REST else size for axis, size in sizes.items()}
 
 
 def _with_sizes(strategy: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:

@@ -10,14 +10,13 @@
 The data is opened on first use: predictions and generation do not need it.
 """
 
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -36,23 +35,8 @@ from .loaded_run import LoadedRun as LoadedRun
 
 AGREEMENTS = count(1)
 """Numbers of the agreements of processes, which all load equally often, in the same order."""
-SEE_SECONDS = 60.0
-"""The time for a checkpoint to appear on another host: network file systems cache its absence for so long."""
-POLL_SECONDS = 0.2
-TRIES = 3
-"""Attempts to load the latest checkpoint while the run continues and removes it."""
 IN_CHANGES = "in changes"
 """The place of the key=value arguments of `load_run`, for messages."""
-
-
-class _Request(NamedTuple):
-    """The arguments of a load."""
-
-    given: str | Path
-    step: int | None
-    mesh: Mapping[str, Any] | None
-    changes: Sequence[str]
-    ema: bool
 
 
 def load_run(
@@ -85,7 +69,7 @@ def load_run(
     place = find_run(dir, step, changes, IN_CHANGES)
     config = read_config(place, changes, IN_CHANGES)
     open_devices(config, mesh)
-    return _load(_Request(dir, step, mesh, changes, ema), place, config)
+    return _load(place, config, mesh, changes, ema=ema)
 
 
 @contextmanager
@@ -117,7 +101,7 @@ def loaded(
     open_devices(config, mesh, simulate)
     with join(config.timeouts, str(place.found.run)):
         keep_programs(config.run, config.timeouts.rendezvous)
-        yield _load(_Request(given, step, mesh, changes, ema), place, config)
+        yield _load(place, config, mesh, changes, ema=ema)
 
 
 def read_config(place: FoundRun, changes: Sequence[str] = (), source: str = ON_COMMAND_LINE) -> Config:
@@ -168,62 +152,43 @@ def agree_on_checkpoint(place: FoundRun, seconds: float) -> Path:
     if not name:
         raise CheckpointError(f"No complete checkpoint in {place.found.checkpoints}, as rank 0 sees it.")
     folder = place.found.checkpoints / name
-    deadline = time.monotonic() + SEE_SECONDS
-    while not folder.is_dir():
-        if time.monotonic() > deadline:
-            raise CheckpointError(
-                f"Rank 0 loads the checkpoint {folder}, and rank {jax.process_index()} sees none there. Give a path on "
-                "a file system that all hosts mount, under the same name."
-            )
-        time.sleep(POLL_SECONDS)
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"Rank 0 loads the checkpoint {folder}, and rank {jax.process_index()} sees none there. Give a path on a "
+            "file system that all hosts mount, under the same name; network file systems may show it a minute later."
+        )
     return folder
 
 
-def _load(request: _Request, place: FoundRun, config: Config) -> LoadedRun:
-    """Loads a checkpoint; if the run removes the latest one meanwhile, loads the next.
-
-    With several processes, none tries again: the others may have read it before it was removed.
-    """
-    for last in (*[False] * (TRIES - 1), True):
-        folder = agree_on_checkpoint(place, config.timeouts.rendezvous)
-        try:
-            stored = StoredCheckpoint(folder)
-            devices, processes = jax.device_count(), jax.process_count()
-            if request.mesh is not None:
-                fitted = fit_given(request.mesh, devices, processes)
-            else:
-                fitted = fit_own(config.strategy, devices, processes, stored.mesh)
-            own_data = not _names("data", request.changes)
-            run = LoadedRun(place, stored, config, fitted, own_data=own_data, ema=request.ema)
-        except CheckpointError as error:
-            if folder.is_dir():
-                detailed = _name_others(error, place, folder)
-                if detailed is error:
-                    raise
-                raise detailed from error
-            if last or request.step is not None or jax.process_count() > 1:
-                raise CheckpointError(
-                    f"The checkpoint {folder} was removed while it was read: its run goes on, and keeps the latest "
-                    f"checkpoint.keep={config.checkpoint.keep}. Load the latest, or copy the one you want first."
-                ) from error
-            place = find_run(request.given, request.step, request.changes)
-            continue
-        changed = changed_model(place.found.run, str(config.model["name"]))
-        if changed:
-            warnings.warn(changed, stacklevel=3)
-        return run
-    raise AssertionError("the last attempt returns or raises")
-
-
-def _name_others(error: CheckpointError, place: FoundRun, folder: Path) -> CheckpointError:
-    """Adds the other steps to the error of a corrupt checkpoint."""
-    others = [str(step) for step in place.found.contents.steps if str(step) != folder.name]
-    if not isinstance(error, DamagedCheckpoint) or not others:
-        return error
-    return DamagedCheckpoint(
-        f"{error} There are others, of the steps {', '.join(others)}: load one with step={others[-1]} (on the command "
-        f"line --step {others[-1]})."
-    )
+def _load(
+    place: FoundRun, config: Config, mesh: Mapping[str, Any] | None, changes: Sequence[str], *, ema: bool
+) -> LoadedRun:
+    """Loads a checkpoint on a mesh; None = the run's own strategy, fitted to the devices."""
+    folder = agree_on_checkpoint(place, config.timeouts.rendezvous)
+    try:
+        stored = StoredCheckpoint(folder)
+        devices, processes = jax.device_count(), jax.process_count()
+        if mesh is not None:
+            fitted = fit_given(mesh, devices, processes)
+        else:
+            fitted = fit_own(config.strategy, stored.mesh, devices, processes)
+        run = LoadedRun(place, stored, config, fitted, own_data=not _names("data", changes), ema=ema)
+    except CheckpointError as error:
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"The checkpoint {folder} was removed while it was read: its run goes on, and keeps the latest "
+                f"checkpoint.keep={config.checkpoint.keep}. Load the latest, or copy the one you want first."
+            ) from error
+        others = [str(step) for step in place.found.contents.steps if str(step) != folder.name]
+        if not isinstance(error, DamagedCheckpoint) or not others:
+            raise
+        raise DamagedCheckpoint(
+            f"{error} There are others, of the steps {', '.join(others)}: load one with step={others[-1]} (on the "
+            f"command line --step {others[-1]})."
+        ) from error
+    if changed := changed_model(place.found.run, str(config.model["name"])):
+        warnings.warn(changed, stacklevel=3)
+    return run
 
 
 def _names(key: str, changes: Sequence[str]) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ from ...checkpoints.directory import display_path
 from ...checkpoints.export import MERGED, Exported, export
 from ...checkpoints.restore import StoredCheckpoint, read_averages, read_tree
 from ...configs.config_paths import search_path
+from ...configs.load import load_config
 from ...configs.schema import Config
 from ...data.batches import abstract_batch
 from ...data.source import Source, Splits
@@ -34,23 +35,36 @@ from ...parallel.sharding.stored_order import stored_order
 from ...parallel.step.build import build_step
 from ...parallel.step.train_step import Step
 from ...training.loop import evaluate_sources
+from ...training.metrics import read_metrics
 from ...training.predict import Predictor
 from ..build_run import choose_evenly, first_row, model_limits, plan_layouts
 from ..model_check import check_functions
 from ..provenance import changed_data
-from .eval_rows import (
-    EvalRows,
-    count_eval_rows,
-    difference_from_log,
-    log_of_same_rows,
-    logged_metrics,
-    other_parameters,
-)
 from .find_run import FoundRun
 from .fitting import Fitted, fitting_rows, rows_alone
 
 DEFAULT_LENGTH = 200
 """The default number of tokens to generate, if `sample.length` is 0."""
+ROUNDING = {"float64": 1e-8, "float32": 1e-4, "bfloat16": 5e-3, "float16": 5e-3}
+"""The relative difference that another mesh can cause, by the dtype of the computation."""
+
+
+class LogComparison(NamedTuple):
+    """An evaluation, compared with that in the log of the run.
+
+    Attributes:
+        rows: The number of evaluated rows.
+        log_rows: The number of rows of an evaluation in the log; None if the log is of other data, or missing.
+        logged: The metrics in the log after the same step, of the same rows and parameters, by name.
+        remark: A line about other rows or parameters in the log, and how to use the same; "" if they are the same.
+        warning: A line with the values that differ; "" if all agree up to rounding.
+    """
+
+    rows: int
+    log_rows: int | None = None
+    logged: Mapping[str, float] = {}
+    remark: str = ""
+    warning: str = ""
 
 
 class LoadedRun:
@@ -181,21 +195,9 @@ class LoadedRun:
             threads=self.config.data.threads,
             limits=self._limits,
         )
-        if rows is None:
-            self._compare_with_log(found, count_eval_rows(len(source), self.batch_rows, max_batches, self._log))
+        if rows is None and (warning := compare_with_log(self, len(source), max_batches, found).warning):
+            warnings.warn(warning, stacklevel=2)
         return found
-
-    def _compare_with_log(self, found: Mapping[str, float], extent: EvalRows) -> None:
-        """Warns if the log of the run has other values for the same step, rows and parameters."""
-        if extent.logged_rows == extent.rows and not other_parameters(self.ema, self._log):
-            logged = logged_metrics(self.folder, self.step)
-            differs = difference_from_log(found, logged, self.config.precision.compute)
-            if differs:
-                warnings.warn(differs.removeprefix("warning: "), stacklevel=3)
-
-    @cached_property
-    def _log(self) -> Config | None:
-        return log_of_same_rows(self.folder, self.config)
 
     def predict(self, batch: Mapping[str, Any]) -> Any:
         """Returns the results of the model's `predict` for some rows.
@@ -242,7 +244,7 @@ class LoadedRun:
         """Continues a prompt; see `models.generation.generate`.
 
         Args:
-            prompt: Tokens, or text if the tokens are text; by default `sample.prompt`.
+            prompt: Tokens, or text (if the tokens are not text: their numbers, "17 4"); by default `sample.prompt`.
             length: Tokens to generate; by default `sample.length`.
             temperature: 0 = always the likeliest token; by default `sample.temperature`.
             seed: The random seed; by default that of the run.
@@ -254,13 +256,11 @@ class LoadedRun:
             UserError: The model is not a language model, the prompt is invalid, or a number is out of range.
         """
         wanted = self.config.sample
-        prompt = (wanted.prompt if self.writes_text else []) if prompt is None else prompt
-        if isinstance(prompt, str | bytes) and not self.writes_text:
-            raise UserError(f"The prompt {prompt!r:.40} {self._not_text} Give a list of token ids.")
-        if isinstance(prompt, str):
-            check_text(prompt)
+        self._check_takes_tokens()
+        if prompt is None:
+            prompt = wanted.prompt if self.writes_text else []
         if isinstance(prompt, str | bytes):
-            prompt = self._codec.encode(prompt)
+            prompt = self._encode(prompt)
         window = self.facts.get("length", self.config.data.length)
         self._check_continues(window)
         return generate(
@@ -273,18 +273,19 @@ class LoadedRun:
             seed=self.config.run.seed if seed is None else seed,
         )
 
-    def tokens(self, prompt: str | None) -> str | list[int] | None:
-        """Parses a typed prompt: text if tokens are text, otherwise a list of integers.
-
-        Raises:
-            UserError: The prompt is not a list of integers, or the model does not take tokens.
-        """
-        self._check_takes_tokens()
-        if prompt is None or self.writes_text:
-            return prompt
-        words = prompt.replace(",", " ").split()
+    def _encode(self, prompt: str | bytes) -> list[int]:
+        """Returns the tokens of a text; if tokens are not text, it must list them as numbers."""
+        if self.writes_text:
+            if isinstance(prompt, str):
+                check_text(prompt)
+            return list(self._codec.encode(prompt))
+        words = prompt.replace(",", " ").split() if isinstance(prompt, str) else [""]
         if not all(word.isdecimal() for word in words):
-            raise UserError(f"The prompt {prompt!r:.40} {self._not_text} Write them as numbers: '17 4 256'.")
+            known = f"ids from 0 to {self.vocabulary - 1}" if self.vocabulary else "numbers"
+            raise UserError(
+                f"The prompt {prompt!r:.40} is text, but the tokens of {self.model.name} are {known}, not bytes or ids "
+                "of a data.tokenizer. Write them as numbers: '17 4 256'."
+            )
         return [int(word) for word in words]
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -349,7 +350,6 @@ class LoadedRun:
 
     def _check_continues(self, window: int) -> None:
         """Checks that the model predicts one array from tokens alone; `generate` checks its shape."""
-        self._check_takes_tokens()
         predict = self.model.predict
         if predict is None:
             return
@@ -361,11 +361,6 @@ class LoadedRun:
                 f"The model {self.model.name} predicts a {type(shapes).__name__}. To continue a prompt it must "
                 "predict one array, logits for each position."
             )
-
-    @property
-    def _not_text(self) -> str:
-        known = f"ids from 0 to {self.vocabulary - 1}" if self.vocabulary else "numbers"
-        return f"is text, but the tokens of {self.model.name} are {known}, not bytes or ids of a data.tokenizer."
 
     @cached_property
     def _codec(self) -> ByteCodec | TokenizerCodec:
@@ -380,6 +375,56 @@ class LoadedRun:
         return Predictor(
             with_state(self.model, self.model_state), self.params, self.layouts, self.config.precision.compute
         )
+
+
+def compare_with_log(
+    run: LoadedRun, source_rows: int, max_batches: int | None, metrics: Mapping[str, float]
+) -> LogComparison:
+    """Compares an evaluation of the run's evaluation split with the log of the run.
+
+    The log is of the config.yaml in the run directory: only this file contains the key=value arguments of the training.
+
+    Args:
+        run: The run.
+        source_rows: The number of rows of the split.
+        max_batches: The number of batches that were evaluated; None = all.
+        metrics: The metrics found.
+    """
+    rows = source_rows if max_batches is None else min(source_rows, max_batches * run.batch_rows)
+    try:
+        log = load_config(run.folder / "config.yaml", sizes=False)
+        records = read_metrics(run.folder / "metrics.jsonl") if (run.folder / "metrics.jsonl").exists() else []
+    except (UserError, OSError):
+        return LogComparison(rows)
+    if (log.data, log.run.root) != (run.config.data, run.config.run.root):
+        return LogComparison(rows)
+    log_rows = min(source_rows, log.eval.batches * log.train.global_batch) if log.eval.batches else source_rows
+    if log_rows != rows:
+        same = "omit --batches" if log_rows == source_rows else f"use --batches {log_rows // run.batch_rows}"
+        fits = log_rows == source_rows or log_rows % run.batch_rows == 0
+        remark = f"The log of the run is of {log_rows:,} rows (eval.batches={log.eval.batches})"
+        return LogComparison(rows, log_rows, remark=f"{remark}: {same} for the same." if fits else f"{remark}.")
+    if run.ema != log.optimizer.ema.evaluate:
+        same = "parameters themselves: omit" if run.ema else "averages (optimizer.ema.evaluate): use"
+        return LogComparison(rows, log_rows, remark=f"The log of the run is of the {same} --ema for the same.")
+    record = next((each for each in reversed(records) if each.get("step") == run.step), {})
+    logged = {
+        name.removeprefix("eval_"): float(value)
+        for name, value in record.items()
+        if name.startswith("eval_") and isinstance(value, int | float)
+    }
+    bound = ROUNDING.get(run.config.precision.compute, ROUNDING["float32"])
+    differing = [
+        f"{name} {metrics[name]:.6g} here, {value:.6g} in the log"
+        for name, value in logged.items()
+        if name in metrics and not abs(metrics[name] - value) <= bound * max(abs(metrics[name]), abs(value), 1e-3)
+    ]
+    warning = (
+        f"the log of the run has other values for the same rows and step: {'; '.join(differing)}. The model's code, "
+        "its data, a library, or metrics.jsonl has changed since, or the parameters are not those of the run (spmdkit "
+        "checkpoint verify)."
+    )
+    return LogComparison(rows, log_rows, logged, warning=warning if differing else "")
 
 
 def _fit_layouts(config: Config, model: Model | BlockModel, fitted: Fitted) -> ShardingPlan:

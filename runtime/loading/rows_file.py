@@ -4,7 +4,6 @@ Each array is first written to a file of its own beside the target; a .npz file 
 """
 
 import os
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -20,8 +19,6 @@ from ...layouts.sizes import counted, format_bytes
 from ...mesh.errors import UserError
 from ...mesh.files import absolute_path, atomic_write
 from ...training.run_files import own_file
-
-COPIED_BYTES = 1 << 20
 
 
 class Written(NamedTuple):
@@ -103,7 +100,6 @@ def write_rows(target: Path, num_rows: int, batches: Iterable[Mapping[str, np.nd
             archive.comment = SAVED_BY.encode()
             for number, array_name in enumerate(files):
                 spooled = folder / str(number)
-                with archive.open(f"{array_name}.npy", "w", force_zip64=True) as member, spooled.open("rb") as source:
-                    shutil.copyfileobj(source, member, COPIED_BYTES)
+                archive.write(spooled, f"{array_name}.npy")
                 spooled.unlink()
     return Written(target, shapes, num_bytes)

@@ -242,14 +242,6 @@ def test_prefetches_at_most_depth_items(depth):
     assert closed == ["spmdkit-prefetch" if depth else "MainThread"]
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_batches_report_the_seconds_of_each_read(sharding, prefetch):
-    took = []
-    run(numbered(), sharding, num_steps=4, prefetch=prefetch, took=took.append)
-    assert len(took) == (4 if prefetch else 0)
-    assert all(0 < seconds < 60 for seconds in took)
-
-
 class Failing:
     """A source that calls a function at its third batch."""
 

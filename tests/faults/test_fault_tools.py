@@ -21,8 +21,8 @@ from support.faults import (
     latest_checkpoint,
     to_json,
 )
-from support.runs import arrays_of, environment, losses_of, same_run, state_arrays, write_config
-from support.soak import KINDS, Planned, as_markdown, plan, recoveries, summary
+from support.runs import arrays_of, environment, same_run, state_arrays, write_config
+from support.soak import plan, recoveries
 
 TESTS = str(Path(__file__).parents[1])
 
@@ -92,54 +92,31 @@ OPTIONS = {"steps": 200, "processes": 2, "every": 4.0, "save_every": 5, "eval_ev
 
 def test_plans_are_deterministic_and_contain_every_kind():
     assert plan(3, **OPTIONS) == plan(3, **OPTIONS) != plan(4, **OPTIONS)
-    found = plan(0, **OPTIONS)
-    assert 200 / 4 * 0.5 < len(found) < 200 / 4 * 1.3
-    assert {each.name for each in found} == set(KINDS)
-    faults = [fault for each in found for fault in each.faults]
+    faults = plan(0, **OPTIONS)
     assert {fault.rank for fault in faults} == {0, 1}
+    assert {fault.kind for fault in faults} >= {"kill", "hang", "damage", "nan", "raise", "stop", "signal"}
     assert all(fault.step % 5 == 0 for fault in faults if fault.phase.startswith("save"))
-    assert all(fault.step % 10 == 0 for fault in faults if fault.phase == "evaluation")
-    assert all(fault.step is None for fault in faults if fault.phase == "restore")
+    damaged = [fault.step for fault in faults if fault.kind == "damage"]
+    assert min(damaged) > 3 * OPTIONS["save_every"], "the second save may still be running"
 
 
-def test_plans_never_damage_the_only_checkpoint():
-    for seed in range(20):
-        damaged = [fault for each in plan(seed, **OPTIONS) for fault in each.faults if fault.kind == "damage"]
-        assert damaged
-        assert min(fault.step for fault in damaged) > 3 * OPTIONS["save_every"], "the second save may still be running"
-
-
-PLAN = [
-    Planned("killed in a step", [Fault(kind="kill", rank=1, step=7)]),
-    Planned("stands still for a second", [Fault(kind="pause", rank=0, step=9)]),
-    Planned("checkpoint with cut files", [Fault(kind="damage", step=11), Fault(kind="kill", step=11)]),
-]
 EVENTS = [
-    {"event": "attempt", "time": 0},
     {"event": "training", "time": 5, "rank": 0, "step": 1},
     {"event": "fault", "time": 10, "index": 0, "kind": "kill", "rank": 1, "step": 7, "phase": "step"},
     {"event": "ended", "time": 11.5, "cause": [1, "killed by SIGKILL", 75, 1], "code": 75, "exits": []},
     {"event": "attempt", "time": 12},
     {"event": "training", "time": 16, "rank": 0, "step": 5},
     {"event": "fault", "time": 18, "index": 1, "kind": "pause", "rank": 0, "step": 9, "phase": "step"},
-    {"event": "fault", "time": 20, "index": 2, "kind": "damage", "rank": 0, "step": 11, "phase": "step"},
-    {"event": "fault", "time": 20, "index": 3, "kind": "kill", "rank": 0, "step": 11, "phase": "step"},
-    {"event": "ended", "time": 22, "cause": [0, "killed by SIGKILL", 75, 0], "code": 75, "exits": []},
-    {"event": "training", "time": 26, "rank": 0, "step": 5},
     {"event": "ended", "time": 40, "cause": None, "code": 0, "exits": []},
 ]
 
 
-def test_soak_prints_a_row_for_every_fault(tmp_path):
+def test_outcomes_are_read_from_the_journal(tmp_path):
     path = tmp_path / "journal.jsonl"
     path.write_text("".join(json.dumps(event) + "\n" for event in EVENTS))
-    found = recoveries(Journal(path))
-    assert as_markdown(PLAN, found)[2:] == [
-        "| 1 | killed in a step | rank 1, step 7 | 1.5 s | 6.0 s | 2 | rank 1 killed by SIGKILL | 75 |",
-        "| 2 | stands still for a second | rank 0, step 9 | - | - | - | went on | - |",
-        "| 3 | checkpoint with cut files | rank 0, step 11 | 2.0 s | 6.0 s | 6 | rank 0 killed by SIGKILL | 75 |",
-    ]
-    assert summary(PLAN, found, 60).startswith("3 faults of 3 kinds in 1.0 minutes; detected and all ended after 2.0 s")
+    killed, paused = recoveries(Journal(path))
+    assert killed[:4] == ("kill", 1.5, 6, 2)
+    assert str(paused) == "pause: went on"
 
 
 @pytest.mark.slow
@@ -152,15 +129,15 @@ def test_same_run_finds_differences(tmp_path):
     assert all(np.array_equal(found[path], expected[path]) for path in found)
     assert main(["train", str(config), f"run.dir={other}", "run.seed=1"]) == 0
     problems = same_run(other, run)
-    assert problems[0].startswith("metrics of 3 steps, first 1: ")
+    assert problems[0].startswith("step 1: ")
     assert any("other bits" in problem for problem in problems)
     shutil.copytree(run, tmp_path / "copy")
     assert same_run(tmp_path / "copy", run) == []
-    assert list(losses_of(run)) == [1, 2, 3]
     path = tmp_path / "copy" / "metrics.jsonl"
     kept = [line for line in path.read_text().splitlines() if json.loads(line)["step"] != 2]
     path.write_text("\n".join(kept) + "\n")
-    assert same_run(tmp_path / "copy", run) == ["steps logged: 2 from 1 to 3 and 3 from 1 to 3"]
+    (problem,) = same_run(tmp_path / "copy", run)
+    assert problem.startswith("step 2: None and ")
 
 
 LONG = {"train": {"steps": 100_000, "global_batch": 16}, "checkpoint": {"every": 0}}

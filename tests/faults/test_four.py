@@ -4,15 +4,12 @@
 follow each other in one run.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import pytest
 from support.faults import Fault
-from support.matrix import DEAD, DEADLINE, DEVICES, ROOM, STEPS, UnderFaults, assert_same, small
-from support.processes import start, wait
-from support.runs import metrics
+from support.matrix import DEAD, DEADLINE, ROOM, STEPS, UnderFaults, assert_same
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults, pytest.mark.timeout(900)]
 TIMEOUTS = {"rendezvous": 60, "heartbeat": 60, "step": DEADLINE}
@@ -124,40 +121,3 @@ def test_failure_matrix_rows(name, undisturbed, tmp_path):
     assert len(run.journal.events("fault")) == sum(fault.times for fault in case.faults)
     assert max(run.detected(), default=0.0) < case.bound + ROOM
     assert_same(run, undisturbed(4))
-
-
-def test_rejects_second_job_in_one_directory(undisturbed, tmp_path):
-    """Row 15: the second is refused while the first trains, and changes nothing."""
-    slow = Fault(kind="slow", rank=0, phase="data", step=5, seconds=0.5)
-    first = UnderFaults(tmp_path, [slow], 4)
-    with first.started() as run:
-        run.wait_for_step(5)
-        second = UnderFaults(tmp_path, [], 4).launch()
-        ended = run.wait(280)
-    assert second.code == 2
-    assert re.search(r"belongs to another job|is in use", second.stderr), second.stderr
-    assert ended.code == 0, ended.stderr
-    assert_same(first, undisturbed(4))
-
-
-def test_rejects_changed_config_on_resume(undisturbed, tmp_path):
-    """Row 23: what makes another run is refused; the run is as it was, and goes on."""
-    run = UnderFaults(tmp_path, [Fault(kind="signal", rank=1, step=7)], 4)
-    assert run.launch().code == 75
-    before = metrics(run.folder)
-    refused = run.launch(overrides=["run.seed=7"])
-    assert refused.code == 2
-    assert "run.seed: 0" in refused.stderr
-    assert metrics(run.folder) == before
-    assert run.launch().code == 0
-    assert_same(run, undisturbed(4))
-
-
-def test_rejects_different_config_on_one_rank(tmp_path):
-    """Row 24."""
-    config = small(tmp_path, 4)
-    for each in wait(start(config, [[], [], ["optimizer.learning_rate=0.02"], []], devices=DEVICES)):
-        assert each.code == 2, each.stderr
-        assert "The 4 processes of this run differ" in each.stderr
-        assert re.search(r"optimizer.learning_rate: \S+ on ranks 0, 1 and 3, 0.02 on rank 2", each.stderr), each.stderr
-    assert not (tmp_path / "run").exists(), "nothing was trained, nothing was written"

@@ -1,6 +1,5 @@
 """kill -9 at any moment, then the same command again: what follows is what would have been, bit for bit."""
 
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,6 @@ from support.runs import (
     metrics,
     state_arrays,
     write_config,
-    write_language_config,
 )
 
 DIE = Path(__file__).parents[1] / "support" / "die.py"
@@ -63,14 +61,6 @@ def classifier(tmp_path_factory) -> Path:
     return config
 
 
-@pytest.fixture(scope="module")
-def language(tmp_path_factory) -> Path:
-    """Another one: a transformer with dropout."""
-    config = write_language_config(tmp_path_factory.mktemp("language"), checkpoint=SAVED)
-    assert main(["train", str(config)]) == 0
-    return config
-
-
 @pytest.mark.parametrize("name", MOMENTS)
 def test_killed_run_resumes_bitwise(name, classifier, tmp_path, capsys):
     moment, count, newest = MOMENTS[name]
@@ -84,17 +74,6 @@ def test_killed_run_resumes_bitwise(name, classifier, tmp_path, capsys):
     assert_same_run(config, classifier)
     assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("[0-9]*")] == [str(STEPS)]
     assert (tmp_path / "run" / "report.html").is_file()
-
-
-def test_run_killed_twice_resumes_bitwise(language, tmp_path):
-    config = write_language_config(tmp_path, checkpoint=SAVED)
-    first = random.randint(1, STEPS)
-    killed(RECORD, first, config)
-    second = random.randint(1, STEPS - held(config))
-    print(f"killed before record {first}, then before record {second} of what was left")
-    killed(RECORD, second, config)
-    assert main(["train", str(config)]) == 0
-    assert_same_run(config, language)
 
 
 def test_finished_run_stays_unchanged(classifier, capsys):

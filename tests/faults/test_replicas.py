@@ -22,7 +22,7 @@ def run(folder, **variables):
 def undisturbed(tmp_path_factory):
     config, ended = run(tmp_path_factory.mktemp("undisturbed"))
     assert ended.returncode == 0, ended.stderr
-    assert "% of the bytes of the state) is compared every 5 steps and before every save" in ended.stdout
+    assert "% of the bytes) is compared every 5 steps and before every save" in ended.stdout
     return config
 
 

@@ -1,6 +1,5 @@
 """Signals at moments when nothing listens yet, or something else is under way: a word, code 75, nothing left."""
 
-import json
 import signal
 import socket
 import subprocess
@@ -93,19 +92,6 @@ def test_signal_during_rendezvous(rank, number, tmp_path):
     assert f"ended by {number.name}" in said
     assert time.monotonic() - begin < 20
     assert not (tmp_path / "run").exists()
-
-
-def test_signal_to_launcher_during_rendezvous(tmp_path):
-    """Rank 1 hangs before it joins; rank 0 waits for it."""
-    config = write_config(tmp_path)
-    faults = json.dumps([{"kind": "hang", "phase": "start", "rank": 1}])
-    words = [sys.executable, "-m", "support.fault_worker", "launch", str(config), "--on", "local:2x4"]
-    process = started(*words, SPMDKIT_FAULT=faults, PYTHONPATH=str(Path(__file__).parents[1]))
-    wait_for(lambda: any(catches(pid, signal.SIGTERM) for pid in processes_of(config) if pid != process.pid))
-    time.sleep(3)  # rank 0 listens
-    process.send_signal(signal.SIGTERM)
-    said = assert_ended(process, config)
-    assert "stopped by SIGTERM; the same command resumes the run" in said
 
 
 AT = Path(__file__).parents[1] / "support" / "signal_at.py"

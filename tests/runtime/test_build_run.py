@@ -11,17 +11,6 @@ from spmdkit.parallel import BlockModel
 from spmdkit.runtime.build_run import build, model_limits, prepare_devices
 from support.runs import write_config, write_language_config
 
-OWN = """
-import jax.numpy as jnp
-from spmdkit.parallel import Model
-
-def linear(*, classes, scale=1.0):
-    def loss(params, batch, key):
-        errors = (batch["inputs"] @ params["w"]).sum(1) - batch["targets"]
-        return (errors**2 * batch["weights"]).sum(), batch["weights"].sum()
-    return Model(init=lambda key: {"w": jnp.full((64, classes), scale)}, loss=loss, name="linear")
-"""
-
 
 def test_nothing_is_computed(tmp_path):
     before = len(jax.live_arrays())
@@ -50,13 +39,6 @@ def test_the_data_tells_sizes(tmp_path):
     assert language.model.flops_per_row == 6 * (2 * (4 * 16 * 16 + 3 * 16 * 32) + 16 * 256) * 16 + 12 * 2 * 16 * 16**2
 
 
-def test_a_model_beside_the_config(tmp_path):
-    (tmp_path / "beside.py").write_text(OWN)
-    built = build(load_config(write_config(tmp_path, model={"name": "beside:linear", "classes": 10, "scale": 0.5})))
-    assert built.model.name == "linear"
-    assert built.layouts.table.row("w").shape == (64, 10)
-
-
 def test_what_trains_alone_has_optimizer_state(tmp_path):
     """Frozen and adapted parameters have none, on the mesh as in the optimizer."""
     path = write_config(tmp_path, model={"name": "mlp", "classes": 10, "widths": [32, 32]})
@@ -80,14 +62,6 @@ def test_slots_of_a_group_lie_as_their_parameter(tmp_path):
     assert len(found) == 2 * len(params.rows)
     for path, layout in found:
         assert layout == params.row(path.rpartition("u/")[2]).layout
-
-
-def test_what_cannot_train(tmp_path):
-    path = write_config(tmp_path)
-    with pytest.raises(UserError, match=r"optimizer.freeze: 'layer/.\*' matches no parameter. Did you mean layers/"):
-        build(load_config(path, ["optimizer.freeze=[layer/.*]"]))
-    with pytest.raises(UserError, match="freeze all parameters: nothing is left to train"):
-        build(load_config(path, ["model.lora={match: [layers/.*]}", "optimizer.freeze=[lora/.*]"]))
 
 
 @pytest.mark.parametrize(

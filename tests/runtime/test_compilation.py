@@ -2,14 +2,11 @@
 
 import json
 import re
-import subprocess
-import sys
 import zlib
 
 import jax
 import pytest
 from spmdkit.configs.schema import RunConfig
-from spmdkit.launch.supervision.workers import free_port
 from spmdkit.mesh.compat import keep_programs
 from spmdkit.mesh.errors import UserError
 from spmdkit.runtime import compilation
@@ -17,6 +14,7 @@ from spmdkit.runtime.compilation import (
     NOT_SHARED,
     PRESETS,
     AgreedPrograms,
+    CacheDirectory,
     ProgramLost,
     XlaOptions,
     cache_directory,
@@ -31,7 +29,7 @@ from support.runs import losses, trained, write_config
 @pytest.fixture
 def unconfigured(monkeypatch):
     """A process whose JAX has no cache configured."""
-    monkeypatch.setattr(compilation, "_users", {})
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
     yield
@@ -51,9 +49,10 @@ def test_directory_per_jax_version_and_processor(unconfigured, monkeypatch, tmp_
     assert str(users_caches()) == "/home/somebody/.cache"
 
 
-def test_keeps_directory_configured_in_jax():
-    directory = cache_directory("", on_cpu=True)
-    assert directory == (jax.config.jax_compilation_cache_dir, "jax_compilation_cache_dir")
+def test_keeps_directory_of_the_environment(monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/elsewhere")
+    assert cache_directory("", on_cpu=True) == ("/elsewhere", "JAX_COMPILATION_CACHE_DIR")
+    assert cache_directory("/mine", on_cpu=True).path.startswith("/mine/")
 
 
 @pytest.mark.parametrize("kind", ["file", "none"])
@@ -73,15 +72,12 @@ def test_unusable_directory_only_warns(kind, unconfigured, tmp_path):
     assert float(jax.jit(lambda x: x + len(kind))(1.0)) == 5.0
 
 
-@pytest.mark.parametrize("users", ["", "users"])
-def test_second_run_of_a_process_ignores_directory_of_the_first(users, unconfigured, monkeypatch, tmp_path):
+def test_second_run_of_a_process_ignores_directory_of_the_first(unconfigured, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    users = str(tmp_path / users) if users else ""
-    jax.config.update("jax_compilation_cache_dir", users or None)
-    for first in ("", str(tmp_path / "first"), "none"):
+    for first in (str(tmp_path / "first"), "none"):
         open_cache(RunConfig(cache=first), 8, 1.0, print)
         path = open_cache(RunConfig(), 8, 1.0, print).path
-        assert path == users or (not users and path.startswith(f"{tmp_path}/caches/spmdkit/programs/"))
+        assert path.startswith(f"{tmp_path}/caches/spmdkit/programs/")
         assert jax.config.jax_compilation_cache_dir == path
 
 
@@ -138,68 +134,48 @@ def test_second_start_reads_programs_of_the_first(tmp_path):
     assert line[1] == str(folder)
 
 
-RANK = """
-import json, sys
-import jax
-jax.config.update("jax_platforms", "cpu")
-address, rank, cases = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
-jax.distributed.initialize(address, 2, rank)
-from spmdkit.runtime import compilation
-from spmdkit.mesh.compat import coordination_client
-from spmdkit.mesh.processes import wait_for_all
-for number, (path, problem, keys) in enumerate(cases):
-    compilation._keys = lambda directory: list(keys)
-    problem, agreed = compilation._agree(compilation.CacheDirectory(path, ""), problem, 30.0)
-    print(json.dumps([problem, agreed if agreed is None else sorted(agreed)]), flush=True)
-    wait_for_all(f"agreed {number}", seconds=30.0)
-    for name in ("cache", "cache is seen"):  # a run agrees once
-        coordination_client().key_value_delete(f"spmdkit/{name}/{rank}")
-    wait_for_all(f"deleted {number}", seconds=30.0)
-"""
 CASES = {  # directories, problems and keys of both processes: problem and agreed keys
     "keys that both see": (("one", "one"), ("", ""), ("ab", "bc"), ["", ["b"]]),
     "key missing on process 0": (("one", "one"), ("", ""), ("b", "abc"), ["", ["b"]]),
     "empty directory": (("one", "one"), ("", ""), ("", ""), ["", []]),
-    "two directories": (("one", "two"), ("", ""), ("a", "a"), [NOT_SHARED, None]),
+    "no program of process 0": (("one", "two"), ("", ""), ("a", "b"), [NOT_SHARED, None]),
     "directory and bucket": (("one", "gs://x"), ("", ""), ("a", ""), [NOT_SHARED, None]),
-    "bucket and directory": (("gs://x", "one"), ("", ""), ("", "a"), [NOT_SHARED, None]),
     "same bucket": (("gs://x", "gs://x"), ("", ""), ("", ""), ["", None]),
     "two buckets": (("gs://x", "gs://y"), ("", ""), ("", ""), [NOT_SHARED, None]),
-    "missing directory": (("gone", "gone"), ("", ""), ("a", "a"), [NOT_SHARED, None]),
     "same problem": (("one", "one"), ("full", "full"), ("a", "a"), ["full", None]),
 }
 
 
-@pytest.fixture(scope="module")
-def agreed(tmp_path_factory):
-    """The results of two processes by case, and the files left in the directories."""
-    root = tmp_path_factory.mktemp("programs")
-    for name in ("one", "two"):
-        (root / name).mkdir()
-    cases = [
-        [
-            (paths[rank] if "://" in paths[rank] else str(root / paths[rank]), problems[rank], list(keys[rank]))
-            for paths, problems, keys, _ in CASES.values()
-        ]
-        for rank in (0, 1)
-    ]
-    address = f"127.0.0.1:{free_port()}"
-    commands = [[sys.executable, "-c", RANK, address, str(rank), json.dumps(cases[rank])] for rank in (0, 1)]
-    processes = [subprocess.Popen(each, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for each in commands]
-    found = []
-    for process in processes:
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err
-        found.append([json.loads(line) for line in out.splitlines()])
-    return dict(zip(CASES, zip(*found, strict=True), strict=True)), [*root.rglob("*.*")]
+class Sent(Exception):
+    """What a process sends to the others."""
 
 
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_processes_agree_on_the_same_programs(agreed):
-    found, left = agreed
-    assert found == {name: (case[-1],) * 2 for name, case in CASES.items()}
-    assert left == [], "no mark is left"
+def agree(monkeypatch, rank, paths, problems, keys, answers=None):
+    """Calls `_agree` as one of two processes; raises `Sent` if there are no answers yet."""
+
+    def exchange(name, text, *, seconds):
+        if answers is None:
+            raise Sent(text)
+        return answers
+
+    listed = sorted(keys[0]) if paths[0] in ("one", "two") and not problems[0] else []
+    monkeypatch.setattr(compilation, "_keys", lambda directory: list(keys[rank]))
+    monkeypatch.setattr(compilation, "broadcast_text", lambda name, text, *, seconds: json.dumps(listed))
+    monkeypatch.setattr(compilation, "exchange", exchange)
+    return compilation._agree(CacheDirectory(paths[rank], ""), problems[rank], 1.0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_processes_agree_on_the_same_programs(name, monkeypatch):
+    *case, expected = CASES[name]
+    answers = []
+    for rank in (0, 1):
+        with pytest.raises(Sent) as sent:
+            agree(monkeypatch, rank, *case)
+        answers.append(str(sent.value))
+    for rank in (0, 1):
+        problem, keys = agree(monkeypatch, rank, *case, answers=answers)
+        assert [problem, keys if keys is None else sorted(keys)] == expected
 
 
 def test_cpu_has_no_default_options():

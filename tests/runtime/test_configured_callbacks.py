@@ -1,6 +1,5 @@
 """Callbacks of a config in real runs: what they change, what they leave, and how a run goes on with them."""
 
-import csv
 import json
 
 import pytest
@@ -32,24 +31,6 @@ def test_early_stopping_ends_a_run_that_then_is_finished(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "Complete after step 10 of 12" in printed
     assert "Goodput" in printed
-
-
-@pytest.mark.slow
-def test_a_run_that_goes_on_is_the_run_that_was_not_stopped(tmp_path):
-    """The learning rate falls twice, before and after; what callbacks count is in the checkpoint."""
-    config = write_config(tmp_path, **OPTIONS, callbacks=[PLATEAU, {"name": "best_checkpoint", "keep": 2}, "csv"])
-    train(config, f"run.dir={tmp_path}/whole")
-    train(config, "train.steps=5")
-    train(config)
-    found, expected = metrics(tmp_path / "run"), metrics(tmp_path / "whole")
-    assert [r["learning_rate"] for r in expected] == pytest.approx(
-        [0.01] * 4 + [0.005] * 2 + [0.0025] * 2 + [0.00125] * 2 + [0.000625] * 2
-    )
-    assert {r["step"]: (r["loss"], r["learning_rate"]) for r in found if r["step"] <= 4} == {
-        r["step"]: (r["loss"], r["learning_rate"]) for r in expected if r["step"] <= 4
-    }
-    with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
-        assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, 13))
 
 
 TOUCHING = """
@@ -111,14 +92,6 @@ def test_the_best_checkpoints_stay_beside_the_newest(tmp_path):
     assert best == set(sorted(evaluated, key=evaluated.__getitem__)[-2:])
     found = {int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir() if path.name.isdecimal()}
     assert found == {*best, 12}
-
-
-@pytest.mark.slow
-def test_a_run_that_has_checkpoints_cannot_take_on_a_factor(tmp_path, capsys):
-    config = write_config(tmp_path, **OPTIONS, callbacks=["csv"])
-    train(config, "train.steps=2")
-    train(config, "callbacks=[reduce_on_plateau]", code=2)
-    assert "callbacks that change the learning rate back to what wrote it" in capsys.readouterr().err
 
 
 def test_a_callback_that_ends_a_run_before_it_begins(tmp_path, capsys):
@@ -194,12 +167,3 @@ def test_samples_of_a_language_model(tmp_path, capsys):
     assert [each["step"] for each in kept] == [1, 2]
     assert all(each["text"].startswith("the mesh") and len(each["text"]) > 8 for each in kept)
     assert "Step 2 writes:" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_fresh_moves_what_callbacks_have_written_aside_too(tmp_path):
-    config = write_config(tmp_path, **OPTIONS, callbacks=["csv", "best_checkpoint"])
-    train(config, "train.steps=2")
-    assert main(["train", str(config), "train.steps=2", "--fresh"]) == 0
-    moved = {path.name for path in (tmp_path / "run.old-1").iterdir()}
-    assert {"metrics.csv", "best.json"} <= moved

@@ -60,27 +60,6 @@ def test_a_run_without_averages(tmp_path, capsys):
     assert caught.value.__cause__ is None  # and not itself: who looks for a cause would not come to an end
 
 
-@pytest.mark.slow
-def test_frozen_parameters_are_loaded_as_they_are(tmp_path):
-    optimizer = {**EMA, "freeze": ["layers/0/.*"]}
-    config = write_config(tmp_path, optimizer=optimizer, train={"steps": 2, "global_batch": 16})
-    assert main(["train", str(config)]) == 0
-    plain, ema = (spmdkit.load_run(tmp_path / "run", ema=ema).params["layers"] for ema in (False, True))
-    np.testing.assert_array_equal(plain[0]["kernel"], ema[0]["kernel"])
-    assert (np.asarray(plain[1]["kernel"]) != np.asarray(ema[1]["kernel"])).any()
-
-
-@pytest.mark.slow
-def test_the_memory_of_the_averages_is_predicted(tmp_path):
-    """To the byte: they and their count are what the compiled step is given more."""
-    given = {}
-    for decay in (0.0, 0.9):
-        built = build(load_config(write_config(tmp_path, optimizer={"ema": {"decay": decay}})))
-        memory = built.step.compile(built.batch).memory_analysis().argument_size_in_bytes
-        given[decay] = memory, built.step.optimizer_table.bytes_per_device
-    assert given[0.9][0] - given[0.0][0] == given[0.9][1] - given[0.0][1] > 0
-
-
 def test_local_steps_are_refused(tmp_path):
     strategy = {"data": {"size": 8, "local_steps": 2}}
     config = write_config(tmp_path, strategy=strategy, optimizer={"ema": {"decay": 0.9}})

@@ -154,21 +154,6 @@ def test_one_that_nobody_predicts(tmp_path, monkeypatch, capsys):
     assert re.search(r"^  all-reduce over data: \d+ moving [\d,]+ bytes predicted, \d+ moving", text, re.MULTILINE)
 
 
-def test_every_line_of_a_large_table_is_there():
-    """A model of many arrays: `print(layouts.table)` leaves some out, `explain` none."""
-    leaves = {f"w{'x' * place}": jax.ShapeDtypeStruct((2, 3), "float32") for place in range(100)}
-    text = str(explanation(table=resolve(leaves, DeviceMesh.simulated(2, data=2))))
-    assert text.count("2x3") == 100
-
-
-def test_names_move_no_cursor():
-    nasty = "\x1b[2J\u202e"
-    table = resolve({nasty: jax.ShapeDtypeStruct((2, 3), "float32")}, DeviceMesh.simulated(2, data=2))
-    text = str(explanation(table=table, notes=(nasty,)))
-    assert text.count(r"\x1b[2J\u202e") == 2
-    assert all(character.isprintable() or character == "\n" for character in text)
-
-
 @pytest.mark.long_cases("context", "hsdp", "moe", "pipeline")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", preset_names())
@@ -179,27 +164,3 @@ def test_presets_are_as_predicted(name, tmp_path, monkeypatch):
     assert explanation.found
     assert ("Pipeline schedule" in str(explanation)) == (explanation.axes["pipe"] > 1)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_a_schedule_costs_what_the_docs_say():
-    """1F1B with S stages and M microbatches: 3 (M + S - 1) passes, of which a stage does 3 M."""
-    explained = preset("pipeline").to_json()
-    stages, schedule = explained["mesh"]["pipe"], explained["schedule"]
-    idle, busy = 3 * (stages - 1), 3 * schedule["microbatches"]
-    assert schedule["time"] == idle + busy
-    assert schedule["bubble"] == pytest.approx(idle / (idle + busy))
-    assert schedule["peak_activations"] == list(range(stages, 0, -1))
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_notes_where_gpus_run_another_program():
-    sizes = ["model.layers=2", "model.width=16", "model.heads=2", "data.length=16", "train.global_batch=16"]
-    found = explain(load_config("quickstart", ["strategy={pipe: 2, context: 2, data: 2}", *sizes]))
-    (note,) = found.to_json()["notes"]
-    assert note.startswith(
-        "On simulated devices with strategy.pipe, strategy.context.attention=ring sends by all-to-all"
-    )
-    assert f"\n\nNote: {note}\n\n" in str(found)
-    assert found.predicted == found.found

@@ -52,29 +52,8 @@ class Rows(list):
     """Examples as a source."""
 
 
-@pytest.mark.slow
-def test_a_classifier_has_no_sample_and_no_bigrams(tmp_path, capsys):
-    assert main(["train", str(write_config(tmp_path, **SHORT, **{"sample": {"length": 12}}))]) == 0
-    printed = capsys.readouterr().out
-    assert "Evaluation loss" in printed
-    assert "A sample of" not in printed
-    assert "bigram" not in printed
-    report = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-    assert "exactly as the strategies predict" in report
-    assert report.count("<span>memory per device</span>") == 1
-
-
-@pytest.mark.slow
-def test_without_an_evaluation_split(tmp_path, capsys):
-    data = {"source": "synthetic", "eval_fraction": 0}
-    assert main(["train", str(write_config(tmp_path, data=data, **SHORT))]) == 0
-    assert "Evaluation loss" not in capsys.readouterr().out
-    assert "eval_loss" not in metrics(tmp_path / "run")[-1]
-    assert (tmp_path / "run" / "report.html").is_file()
-
-
 @pytest.mark.parametrize(("bigram", "side"), [(2.0, "below"), (1.5, "NOT below"), (1.2, "NOT below")])
-def testdescribe_losses(bigram, side):
+def test_describes_losses(bigram, side):
     summary = {"eval_loss": 1.5, "steps": 7, "bigram_loss": bigram}
     assert list(describe_losses(summary)) == [
         "Evaluation loss 1.5000 after 7 steps.",
@@ -124,9 +103,6 @@ def test_a_model_without_predict(tmp_path):
         "The model table does not define `predict`, so no sample is written at the end. Give it one, `predict("
     )
     assert "logits (1, L, vocabulary)" in told
-    assert told.endswith(
-        "See https://spmdkit.github.io/spmdkit/models.html. Set sample.length=0 if you do not want one."
-    )
     assert "not define `predict`" in reason(config, "sample={}"), "200 tokens, by default"
     assert reason(config, "sample.length=0") == ""
     assert reason(config, "model.predicts=true") == ""
@@ -155,23 +131,5 @@ def test_samples_text_with_the_tokenizer_of_the_data(tmp_path, capsys):
     assert sample_text(built, params, "", 1, 0.0) == "</s> mesh"
 
 
-def test_a_model_of_anything_but_text_is_asked_for_none_by_default(tmp_path):
-    config = write_config(tmp_path)
-    assert reason(config, "sample={}") == ""
-    assert "the targets of mlp are neither bytes of text nor ids of a data.tokenizer" in reason(
-        config, "sample.length=20"
-    )
-
-
-@pytest.mark.slow
-def test_training_says_it_first_and_generate_says_the_same(tmp_path, capsys):
-    config = language_config(tmp_path, "sample_train", predicts=False)
-    assert main(["train", str(config)]) == 0
-    printed = capsys.readouterr().out
-    assert printed.index("The model table does not define `predict`, so no sample") < printed.index("step 1")
-    assert printed.count("does not define `predict`") == 1
-    for words in (["generate", str(config)], ["predict", str(config), "--out", str(tmp_path / "a.npz")]):
-        assert main(words) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("error: The model table does not define `predict`, so it can")
-        assert "See https://spmdkit.github.io/spmdkit/models.html." in error
+def test_a_model_of_anything_but_text_has_no_sample(tmp_path):
+    assert reason(write_config(tmp_path), "sample.length=20") == ""

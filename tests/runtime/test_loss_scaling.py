@@ -86,9 +86,3 @@ def test_how_many_updates_in_a_row_may_be_left_out(tmp_path):
     assert allowed(train=skips) == 3
     assert allowed(precision={"compute": "float16"}, train=skips) == 40
     assert allowed(precision={"compute": "float16", "loss_scale": 512}) == 0
-
-
-def test_a_scale_that_is_none(tmp_path, capsys):
-    config = write_config(tmp_path, precision={"compute": "float16", "loss_scale": "dynamc"})
-    assert main(["train", str(config)]) == 2
-    assert "precision.loss_scale must be" in capsys.readouterr().err

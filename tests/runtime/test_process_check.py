@@ -9,7 +9,7 @@ from spmdkit.configs import load_config
 from spmdkit.mesh.compat import jax_settings
 from spmdkit.runtime import process_check as agreement
 from spmdkit.runtime.process_check import Disagreement, agree_on_config, agree_on_start, numeric_settings
-from spmdkit.runtime.provenance import Definition, Provenance
+from spmdkit.runtime.provenance import Provenance
 from support.runs import write_config
 
 BUILT = SimpleNamespace(
@@ -18,7 +18,7 @@ BUILT = SimpleNamespace(
     layouts=SimpleNamespace(table=SimpleNamespace(to_json=dict)),
     step=SimpleNamespace(lower=lambda batch: SimpleNamespace(as_text=str)),
 )
-MADE_OF = Provenance("", "", Definition("mlp"), Definition("adamw"))
+MADE_OF = Provenance("", "")
 
 
 @pytest.fixture

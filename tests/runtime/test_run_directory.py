@@ -1,16 +1,13 @@
 """Which folders a run may go on in."""
 
-import dataclasses
-import json
 import os
-import shlex
 import stat
 from pathlib import Path
 
 import pytest
 import yaml
 from spmdkit.configs import load_config
-from spmdkit.runtime.provenance import Definition, Provenance
+from spmdkit.runtime.provenance import Provenance, read_provenance
 from spmdkit.runtime.run_directory import adopt_directory
 from spmdkit.runtime.run_directory import write_config as write_resolved
 from support.runs import listing, write_config, write_language_config
@@ -61,20 +58,14 @@ def test_every_kind_of_value_is_the_same_when_read_back(tmp_path):
     "override",
     [
         "strategy={data: 8}",
-        "strategy.fsdp.floor_bytes=1",
         "train.steps=99",
-        "train.accumulate=2",
         "train.remat=full",
         "run.simulate=16",
-        "run.log_every=5",
         "eval.every=0",
-        "checkpoint.every=2",
         "optimizer.learning_rate=0.5",
         "precision.compute=bfloat16",
-        "data.prefetch=0",
         "data.threads=2",
         "data.layout={inputs: [[data, fsdp]]}",
-        "timeouts.heartbeat=99",
     ],
 )
 def test_what_may_change(config, override):
@@ -108,43 +99,18 @@ def test_what_may_not_is_listed_completely(config):
         "  run.seed: 0 there, 1 here (it determines the order of the data and dropout)",
         "  train.global_batch: 16 there, 32 here (the position in the data is counted in batches of this size)",
     ]
-    assert lines[8:] == [
-        "Either",
-        "  go on with that run:        set these keys back",
-        f"  train beside it:            the same command with run.dir={run}-1",
-        f"  begin with its parameters:  that, and checkpoint.start_from={run}",
-        f"  train in its place:         the same command with --fresh, which moves that run to {run}.old-1",
-        "Which keys may change when a run goes on: spmdkit train --help-restart.",
-    ]
+    assert lines[8].startswith("Set these keys back to continue that run, or start anew: with another run.dir")
+    assert f"checkpoint.start_from={run} begins with its parameters" in lines[8]
     assert listing(config.parent) == before
 
 
-def test_what_is_told_to_go_on_does_go_on(config):
-    changes = ["data.shuffle=false", "model.widths=[32, 32]", "optimizer.name=lion"]
-    with pytest.raises(ValueError, match="keys that a run cannot change") as info:
-        adopt_directory(load_config(config, changes))
-    (told,) = [line for line in str(info.value).splitlines() if "go on with that run:" in line]
-    back = shlex.split(told.partition("the same command with ")[2])
-    assert back == ["data.shuffle=true", "model.widths=[32]", "optimizer.name=adamw"]
-    adopt_directory(load_config(config, [*changes, *back]))
+def test_a_missing_config_is_told(config):
+    (config.parent / "run" / "config.yaml").unlink()
+    with pytest.raises(ValueError, match=r"holds a run, but its config\.yaml is missing\. Restore it, or start anew"):
+        adopt_directory(load_config(config))
 
 
-def test_files_are_not_set_back_from_another_folder(config):
-    """Relative ones would start from the working directory."""
-    with pytest.raises(ValueError, match=r"go on with that run:\s+set these keys back\n"):
-        adopt_directory(load_config(config, ["data={source: text, files: [a.txt]}"]))
-
-
-def test_another_model_with_other_options(config):
-    loaded = load_config(config)
-    other = dataclasses.replace(loaded, model={"name": "own:model", "hidden": 3})
-    with pytest.raises(
-        ValueError, match=r"model\.hidden: None there, 3 here \(.*\)\n  model\.name: 'mlp' there, 'own:model' here \("
-    ):
-        adopt_directory(other)
-
-
-MADE_OF = Provenance("abc", "text: 3 files", Definition("mlp"), Definition("adamw"))
+MADE_OF = Provenance("abc", "text: 3 files")
 
 
 @pytest.mark.parametrize("left", [{}, {"checkpoints": None}, {"metrics.jsonl": b""}, {"provenance.json": b"{"}])
@@ -164,8 +130,6 @@ def test_a_folder_without_a_training_is_no_run_yet(left, tmp_path):
     [
         (b"train: {steps: 3", "invalid YAML"),
         (b"\x00\xff\xfe binary", "it is not valid UTF-8"),
-        (b"- a list\n", "it is not a mapping of sections"),
-        (b"just words\n", "it is not a mapping of sections"),
         (b"", "it is not a mapping of sections"),
     ],
 )
@@ -186,11 +150,8 @@ def test_a_damaged_config_is_told_and_kept(content, reason, begun, config):
     ("content", "message"),
     [
         (b"garbage\n", "line 1 is not a JSON object"),
-        (b"garbage", "is not the log of a run"),
-        (b'{"step": 1}\ngarbage', "is not the log of a run"),
         (b'{"loss": 1.0}\n', "is not the log of a run"),
         (b'{"step": "one"}\n', "is not the log of a run"),
-        (b'{"step": 1, "loss": [1]}\n', "is not the log of a run"),
         (b"\xff\x00\x01\n", "line 1 is not a JSON object"),
     ],
 )
@@ -210,17 +171,16 @@ def test_metrics_cut_short_go_on(end, config):
 
 
 def test_a_config_of_the_users_own_is_not_overwritten(tmp_path):
-    """`run.dir` is the folder in which the user's config.yaml stands; that file may hold the value of a secret."""
-    own = write_config(tmp_path, launch={"environment": {"HF_TOKEN": "abc"}}).rename(tmp_path / "config.yaml")
-    text = own.read_text()
-    loaded = load_config(own, [f"run.dir={tmp_path}"])
-    for number in (1, 2):
-        lines = write_resolved(loaded, adopt_directory(loaded))
-        kept = tmp_path / "config.yaml.old-1"
-        assert lines == ([f"{own} was not written by a run: it is now {kept}."] if number == 1 else [])
-        assert kept.read_text() == text
-        assert (stat.S_IMODE(kept.stat().st_mode), stat.S_IMODE(own.stat().st_mode)) == (0o600, 0o600)
-    assert not (tmp_path / "config.yaml.old-2").exists()
+    """`run.dir` is the folder in which the user's config.yaml stands."""
+    own = write_config(tmp_path).rename(tmp_path / "config.yaml")
+    with pytest.raises(ValueError, match=r"config\.yaml was not written by a run, .* Rename it, or set run\.dir to"):
+        adopt_directory(load_config(own, [f"run.dir={tmp_path}"]))
+
+
+def test_a_config_with_secrets_is_readable_for_its_owner_alone(tmp_path):
+    loaded = load_config(write_config(tmp_path, launch={"environment": {"HF_TOKEN": "abc"}}))
+    write_resolved(loaded, adopt_directory(loaded))
+    assert stat.S_IMODE((tmp_path / "run" / "config.yaml").stat().st_mode) == 0o600
 
 
 def test_fresh_moves_a_run_aside_and_keeps_its_logs(config):
@@ -288,7 +248,7 @@ def test_other_data_does_not_go_on(config):
     adopt_directory(loaded, now)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"{}", b"\xff", b'{"model": 3}'])
+@pytest.mark.parametrize("content", [b"{", b'{"model": 3}'])
 def test_a_damaged_provenance_is_told(content, config):
     loaded, folder = load_config(config), config.parent / "run"
     (folder / "provenance.json").write_bytes(content)
@@ -298,9 +258,9 @@ def test_a_damaged_provenance_is_told(content, config):
 
 def test_compares_written_provenance(config):
     folder = config.parent / "run"
-    own = Definition("mine:make", {"mine": ("/somewhere/mine.py", "4567")})
-    write_resolved(load_config(config), folder, MADE_OF._replace(model=own))
-    assert json.loads((folder / "provenance.json").read_text())["model"]["name"] == "mine:make"
+    own = {"mine": ("/somewhere/mine.py", "4567")}
+    write_resolved(load_config(config), folder, MADE_OF._replace(code=own))
+    assert read_provenance(folder) == MADE_OF._replace(code=own)
     with pytest.raises(ValueError, match="other data"):
-        adopt_directory(load_config(config), MADE_OF._replace(model=own, fingerprint="x"))
+        adopt_directory(load_config(config), MADE_OF._replace(fingerprint="x"))
     assert not [name for name in os.listdir(folder) if name.endswith(".partial")]

@@ -4,16 +4,14 @@ Parameters are compared as TensorStore's own reader gives them, through `spmdkit
 """
 
 import json
+import re
 import shutil
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorstore
 from spmdkit.launch.cli import main
 from spmdkit.runtime import warm_start
-from spmdkit.runtime.process_check import Disagreement
 from support.faults import damage
 from support.runs import losses, metrics, write_config, write_language_config
 
@@ -171,22 +169,11 @@ def test_mistakes(overrides, text, old, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("folder", "checksums", "agrees"),
-    [("old/3", {"a": 1}, True), ("old/6", {"a": 1}, False), ("old/3", {"a": 2}, False)],
-)
-def test_processes_that_see_other_checkpoints_do_not_begin(folder, checksums, agrees, monkeypatch):
+def test_processes_compare_the_checkpoint_and_its_contents(old, tmp_path, monkeypatch):
     """A run that still trains saves step 6 between the looks of two processes; or another folder has that name."""
-
-    def of(folder, checksums):
-        return SimpleNamespace(folder=Path(folder), checksums=checksums)
-
-    said = []
-    monkeypatch.setattr(warm_start, "exchange", lambda name, text, *, seconds: said.append(text) or [text])
-    warm_start.agree_on(of("old/3", {"a": 1}), 1)
-    monkeypatch.setattr(warm_start, "exchange", lambda name, text, *, seconds: [*said, text])
-    if agrees:
-        warm_start.agree_on(of(folder, checksums), 1)
-    else:
-        with pytest.raises(Disagreement, match=r"rank 1.* Name one of its steps"):
-            warm_start.agree_on(of(folder, checksums), 1)
+    seen = []
+    monkeypatch.setattr(warm_start, "agree", lambda name, found, seconds: seen.append(found))
+    assert train(new_config(old, tmp_path), "train.steps=1") == 0
+    ((name, value),) = seen[0].items()
+    assert name == "the step of checkpoint.start_from"
+    assert re.fullmatch(r"3 \(checksums [0-9a-f]{12}\)", value)

@@ -216,10 +216,6 @@ def _signal(fault: Fault, moment: Moment) -> None:
         os.kill(os.getpid(), getattr(signal, name))
 
 
-def _skip(fault: Fault, moment: Moment) -> None:
-    moment.skipped = True
-
-
 def _nan(fault: Fault, moment: Moment) -> None:
     """Changes the first element on this process's first device of a float input, or else of the weights."""
     import jax.numpy as jnp
@@ -256,23 +252,19 @@ def _damage(fault: Fault, moment: Moment) -> None:
         damage(directory, fault.how)
 
 
-def _hang(fault: Fault, moment: Moment) -> None:
-    time.sleep(FOREVER)
-
-
 ACTIONS: dict[str, Callable[[Fault, Moment], Any]] = {
     "kill": lambda fault, moment: os.kill(os.getpid(), signal.SIGKILL),
     "abort": lambda fault, moment: os.abort(),  # as a failed assertion of native code
     "segv": lambda fault, moment: ctypes.string_at(0),
     "exit": lambda fault, moment: os._exit(fault.code),
     "raise": _raise,
-    "hang": _hang,
+    "hang": lambda fault, moment: time.sleep(FOREVER),
     "hold": lambda fault, moment: ctypes.PyDLL(None).sleep(FOREVER),  # PyDLL, unlike CDLL, keeps Python's lock
     "stop": lambda fault, moment: os.kill(os.getpid(), signal.SIGSTOP),
     "signal": _signal,
     "pause": lambda fault, moment: time.sleep(fault.seconds),
     "slow": lambda fault, moment: time.sleep(fault.seconds),  # at every step from `step` on
-    "skip": _skip,  # and with the step, its collectives
+    "skip": lambda fault, moment: setattr(moment, "skipped", True),  # and with the step, its collectives
     "nan": _nan,
     "flip": _flip,
     "damage": _damage,

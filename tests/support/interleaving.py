@@ -56,6 +56,11 @@ class Turn:
             self._back.release()
 
 
+def pass_turn() -> None:
+    """Ends a step of the process that calls it, which waits for another one."""
+    _of_thread.turn.wait()
+
+
 def _heard(event: str, arguments: tuple) -> None:
     turn = getattr(_of_thread, "turn", None) if event in EVENTS else None
     if turn is not None and isinstance(arguments[0], str | os.PathLike) and str(arguments[0]).startswith(turn.folder):

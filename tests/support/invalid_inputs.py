@@ -228,9 +228,6 @@ DAMAGED_DIRECTORIES = {
     "metrics with a foreign line": damaged(
         lambda run: insert(run / METRICS, b"Segmentation fault"), "metrics.jsonl", "line 2", "Segmentation fault"
     ),
-    "metrics of another program": damaged(
-        lambda run: write(run / METRICS, b'{"epoch": 1}\n{"epoch": 2}\n'), "metrics.jsonl is not the log of a run"
-    ),
     "half a provenance.json": damaged(lambda run: cut(run / PROVENANCE), "provenance.json is corrupt"),
     "a file for checkpoints": damaged(lambda run: file_for(run / "checkpoints"), "checkpoints is a file"),
     "only empty checkpoints": damaged(
@@ -299,7 +296,6 @@ SLURM = {
 }
 JOB = {
     "a count in words": job("SPMDKIT_NUM_PROCESSES must be an integer of at least 1, got 'two'", NUM_PROCESSES="two"),
-    "a count without a rank": job("SPMDKIT_PROCESS_ID", PROCESS_ID=""),
     "a count without an address": job("SPMDKIT_JOB_ADDRESSES", JOB_ADDRESSES=""),
     "a rank beyond the last": job("SPMDKIT_PROCESS_ID", PROCESS_ID="2"),
     "an address without a port": job("SPMDKIT_JOB_ADDRESSES='localhost'", JOB_ADDRESSES="localhost"),
@@ -323,7 +319,6 @@ VARIABLES = {
     "a batch script of Slurm": variables("this is the batch script itself", SLURM_JOB_ID="7", SLURM_NTASKS="2"),
     "a task of Slurm without a count": variables("SLURM_PROCID", **STEP, SLURM_PROCID="1"),
     "a rank of MPI without a count": variables("OMPI_COMM_WORLD_RANK", OMPI_COMM_WORLD_RANK="1"),
-    "an index of a pod alone": variables("JOB_COMPLETION_INDEX", JOB_COMPLETION_INDEX="1", KUBERNETES_SERVICE_HOST="a"),
 }
 TABLE = {
     f"{topic}: {name}": row

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import math
 import os
 import random
 import shutil
@@ -180,11 +179,6 @@ def state_arrays(config: Path, step: int, folder: Path | None = None) -> dict[st
         step: Which checkpoint.
         folder: The folder of checkpoints; that of the run by default.
     """
-    from spmdkit.checkpoints.manager import Checkpoints
-    from spmdkit.configs import load_config
-    from spmdkit.layouts.paths import leaves_with_paths
-    from spmdkit.runtime.build_run import build
-
     loaded = load_config(config)
     folder = folder or Path(loaded.run.dir) / "checkpoints"
     with Checkpoints(folder, keep=1, abstract_state=build(loaded).step.abstract_state()) as checkpoints:
@@ -237,20 +231,6 @@ def saved_params(config: Path, seed: int, *overrides: str) -> dict[str, np.ndarr
     return whole(stored_order(built.layouts).to_model(built.step.init(seed).params))
 
 
-TIMED = ("seconds", "tokens_per_second", "rows_per_second", "flops_per_second")
-MAX_ARRAYS = 5
-
-
-def losses_of(folder: Path | str) -> dict[int, dict[str, Any]]:
-    """Returns the metrics in `run.dir` by step, without timings."""
-    lines = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines]
-    return {
-        record["step"]: {key: value for key, value in record.items() if key not in TIMED and _is_plain(value)}
-        for record in records
-    }
-
-
 def arrays_of(folder: Path | str, step: int | None = None) -> dict[str, np.ndarray]:
     """Returns the global arrays of a checkpoint of `run.dir` by path, without checksums; the latest step by default."""
     import jax
@@ -269,41 +249,20 @@ def arrays_of(folder: Path | str, step: int | None = None) -> dict[str, np.ndarr
 
 def same_run(folder: Path | str, expected: Path | str) -> list[str]:
     """Returns the differences between two runs as lines, from their `run.dir`; empty if they are bitwise identical."""
-    found, wanted = losses_of(folder), losses_of(expected)
-    problems = [f"steps logged: {_span(found)} and {_span(wanted)}"] if found.keys() != wanted.keys() else []
-    other = [step for step in sorted(found.keys() & wanted.keys()) if not _same(found[step], wanted[step])]
-    if other:
-        first = other[0]
-        problems.append(f"metrics of {len(other)} steps, first {first}: {found[first]} and {wanted[first]}")
-    return problems + _array_problems(arrays_of(folder), arrays_of(expected))
-
-
-def _array_problems(arrays: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> list[str]:
-    problems = [f"{path}: in one of them only" for path in sorted(arrays.keys() ^ expected.keys())]
-    for path in sorted(arrays.keys() & expected.keys()):
-        one, other = arrays[path], expected[path]
-        if one.dtype != other.dtype or one.shape != other.shape or one.tobytes() != other.tobytes():
-            problems.append(f"{path}: other bits")
-    more = len(problems) - MAX_ARRAYS
-    return problems if more <= 0 else [*problems[:MAX_ARRAYS], f"and {more} more arrays"]
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, int | float) or value is None
-
-
-def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(
-        value == other[key] or (_is_nan(value) and _is_nan(other[key])) for key, value in one.items()
-    )
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)
-
-
-def _span(records: dict[int, Any]) -> str:
-    return f"{len(records)} from {min(records)} to {max(records)}" if records else "none"
+    found, wanted = ({record["step"]: repr(record) for record in metrics(Path(each))} for each in (folder, expected))
+    problems = [
+        f"step {step}: {found.get(step)} and {wanted.get(step)}"
+        for step in sorted({*found, *wanted})
+        if found.get(step) != wanted.get(step)
+    ]
+    arrays, others = arrays_of(folder), arrays_of(expected)
+    problems += [f"{path}: in one of them only" for path in sorted(arrays.keys() ^ others.keys())]
+    problems += [
+        f"{path}: other bits"
+        for path in sorted(arrays.keys() & others.keys())
+        if (arrays[path].dtype, arrays[path].tobytes()) != (others[path].dtype, others[path].tobytes())
+    ]
+    return problems[:10]
 
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -20,32 +20,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spmdkit.configs import load_config
-from spmdkit.mesh.errors import UserError
 from spmdkit.mesh.exit_codes import FAILED, FINISHED, INVALID_INPUT, TRY_AGAIN
 from support.cluster import cluster
 from support.faults import Fault, Journal
 from support.runs import same_run
 
 RESTARTS = 8
-"""Restarts in a row without a newer checkpoint: faults come faster than checkpoints now and then."""
+"""Restarts in a row without a newer checkpoint: faults sometimes come faster than checkpoints."""
 ATTEMPT_SECONDS = 900.0
-"""The longest that the launcher may take without an end."""
 KEEP = 6
 """Checkpoints: two of them may be damaged before a further one is saved."""
 SPARED = 3
-"""Saves at whose beginning nothing is damaged: when the third begins the second may still be written, and the first is
-the only one that is complete for sure."""
+"""The number of saves at which nothing is damaged: at the third, only the first is certainly complete."""
 
 
 class Place(NamedTuple):
-    """Where a fault is to be injected.
-
-    Attributes:
-        rank: Which process.
-        step: At which step.
-        saved: The first step at or after it whose checkpoint is saved.
-        evaluated: The first at or after it that an evaluation follows.
-    """
+    """The place of a fault: a rank, a step, and the first steps from there on that are saved and evaluated."""
 
     rank: int
     step: int
@@ -63,7 +53,7 @@ def _one(kind: str, phase: str, **options: object) -> Callable[[Place], list[Fau
 
 
 def _damaged(how: str) -> Callable[[Place], list[Fault]]:
-    """The newest checkpoint is damaged, and the process that has it in memory is killed."""
+    """The latest checkpoint is damaged, and the process that has it in memory is killed."""
 
     def faults(place: Place) -> list[Fault]:
         damaged = Fault(kind="damage", how=how, rank=0, phase="save", step=place.saved)
@@ -105,104 +95,66 @@ KINDS: dict[str, Callable[[Place], list[Fault]]] = {
     "checkpoint with cut files": _damaged("truncate"),
     "checkpoint without files": _damaged("empty"),
 }
-"""What happens -> the faults that make it."""
+"""Name -> the faults that it consists of."""
 
 
-class Planned(NamedTuple):
-    """A fault of a plan.
-
-    Attributes:
-        name: One of KINDS.
-        faults: What is injected; one or two.
-    """
-
-    name: str
-    faults: list[Fault]
-
-
-def plan(seed: int, *, steps: int, processes: int, every: float, save_every: int, eval_every: int = 0) -> list[Planned]:
-    """Draws the faults of a run.
+def plan(seed: int, *, steps: int, processes: int, every: float, save_every: int, eval_every: int) -> list[Fault]:
+    """Draws the faults of a run, in the order of their steps; each kind comes once before any comes twice.
 
     Args:
-        seed: Of the choices.
-        steps: Of the run.
-        processes: Of the run.
-        every: Steps between two faults, on average; the distances are exponentially distributed, at least one step.
-        save_every: `checkpoint.every`; 0 saves at the end alone.
-        eval_every: `eval.every`; 0 evaluates at the end alone.
-
-    Returns:
-        The faults in the order of their steps, each kind once before any comes twice. The first comes after the first
-        checkpoint, where there is one before the end.
+        seed: The seed of the choices.
+        steps: The steps of the run.
+        processes: The processes of the run.
+        every: The average number of steps between two faults, at least one.
+        save_every: `checkpoint.every`.
+        eval_every: `eval.every`.
     """
-    draw = random.Random(seed)
-    names: list[str] = []
-    found: list[Planned] = []
-    step = float(save_every if 0 < save_every < steps else 0)
+    draw, names, found = random.Random(seed), [], []
+    step = float(save_every)
     while True:
         step += max(1.0, draw.expovariate(1 / every))
         if step >= steps:
             return found
-        if not names:
-            names = draw.sample(list(KINDS), len(KINDS))
+        names = names or draw.sample(list(KINDS), len(KINDS))
         number = int(step) + 1
         while names[-1].startswith("checkpoint") and number <= SPARED * save_every:
-            names.insert(0, names.pop())  # there has to be one before it, which is complete
-        name = names.pop()
-        saved, evaluated = (_next(number, each, steps) for each in (save_every, eval_every))
-        found.append(Planned(name, KINDS[name](Place(draw.randrange(processes), number, saved, evaluated))))
-
-
-def _next(step: int, every: int, steps: int) -> int:
-    """The first multiple of `every` at or after a step; the last step where there is none."""
-    return min(-(-step // every) * every, steps) if every else steps
+            names.insert(0, names.pop())  # a complete checkpoint must exist before it
+        saved, evaluated = (min(-(-number // each) * each, steps) for each in (save_every, eval_every))
+        found += KINDS[names.pop()](Place(draw.randrange(processes), number, saved, evaluated))
 
 
 HARMLESS = ("pause", "slow")
-"""Kinds that end nothing."""
+"""Kinds that do not end an attempt."""
 BEFORE_THE_STEP = ("read", "data", "batch", "step")
-"""Phases in which the step they name is not done yet."""
+"""Phases in which the step that they name is not done yet."""
 
 
 class Recovery(NamedTuple):
-    """What became of one fault.
+    """The outcome of one fault.
 
     Attributes:
-        number: Of the fault, in the list of the run.
-        kind: Of the fault.
-        detected: Seconds until every process had ended; None where none had to.
-        recovered: Seconds until the first step of the next attempt; None where there was none.
-        lost: Steps that were trained again; None the same.
-        rank: Whom the launcher named; None where nobody.
-        how: What that process did, in its words.
-        code: What the launcher ended that attempt with; None where it went on.
+        kind: The kind of the fault.
+        detected: Seconds until every process had ended; None if the run went on.
+        recovered: Seconds until the first step of the next attempt; None if there was none.
+        lost: The number of steps that were trained again.
+        cause: The rank that the launcher named, and its end.
     """
 
-    number: int
     kind: str
     detected: float | None = None
     recovered: float | None = None
     lost: int | None = None
-    rank: int | None = None
-    how: str = "went on"
-    code: int | None = None
+    cause: Any = None
 
     def __str__(self) -> str:
         if self.detected is None:
-            return f"{self.kind}: {self.how}"
+            return f"{self.kind}: went on"
         again = "not trained again" if self.recovered is None else f"trained again after {self.recovered:.1f} s"
-        return (
-            f"{self.kind}: all ended after {self.detected:.1f} s, {again}, {self.lost} steps lost, rank {self.rank} "
-            f"{self.how}, code {self.code}"
-        )
+        return f"{self.kind}: all ended after {self.detected:.1f} s, {again}, {self.lost} steps lost: {self.cause}"
 
 
 def recoveries(journal: Journal) -> list[Recovery]:
-    """What became of the faults of a run, in the order they were injected.
-
-    Args:
-        journal: Of all its attempts. A damaged checkpoint has no line of its own: it shows in the next fault's.
-    """
+    """Returns the outcomes of the faults of a run, in order; a damaged checkpoint shows in that of the next fault."""
     events = journal.events()
     return [
         _recovery(event, events[number + 1 :])
@@ -214,19 +166,15 @@ def recoveries(journal: Journal) -> list[Recovery]:
 def _recovery(event: dict[str, Any], later: Sequence[dict[str, Any]]) -> Recovery:
     ended = next((each for each in later if each["event"] in ("ended", "attempt")), None)
     if event["kind"] in HARMLESS or ended is None or ended["event"] != "ended" or ended["code"] == 0:
-        return Recovery(event["index"], event["kind"])
+        return Recovery(event["kind"])
     again = next((each for each in later[later.index(ended) :] if each["event"] == "training"), None)
     done = (event["step"] or 0) - (event["phase"] in BEFORE_THE_STEP)
-    rank, how = ended["cause"][:2] if ended["cause"] else (None, "a signal")
     return Recovery(
-        event["index"],
         event["kind"],
         detected=ended["time"] - event["time"],
         recovered=again["time"] - event["time"] if again else None,
         lost=max(0, done - (again["step"] - 1)) if again else None,
-        rank=rank,
-        how=how,
-        code=ended["code"],
+        cause=ended["cause"],
     )
 
 
@@ -235,114 +183,32 @@ def main(words: Sequence[str] | None = None) -> int:
     given = _arguments(words)
     overrides = [*given.overrides, f"timeouts.step={given.deadline}", f"checkpoint.keep={KEEP}"]
     config = load_config(given.config, overrides, num_processes=given.processes, simulate=given.devices)
-    faults = plan(
-        given.seed,
-        steps=config.train.steps,
-        processes=given.processes,
-        every=given.every,
-        save_every=config.checkpoint.every,
-        eval_every=config.eval.every,
-    )
+    numbers = {"steps": config.train.steps, "processes": given.processes, "every": given.every}
+    faults = plan(given.seed, **numbers, save_every=config.checkpoint.every, eval_every=config.eval.every)
     place = Path(given.folder or tempfile.mkdtemp(prefix="spmdkit-soak-")).absolute()
-    if (place / "undisturbed").exists() or (place / "disturbed").exists():
-        raise UserError(f"--folder {place} holds another soak: give an empty one.")
-    say(
-        f"{len(faults)} faults of {len({each.name for each in faults})} kinds in {config.train.steps} steps, in {place}"
-    )
+    say(f"{len(faults)} faults in {config.train.steps} steps, in {place}")
     shape: dict[str, Any] = {"processes": given.processes, "devices": given.devices}
     with cluster(given.config, overrides=[*overrides, f"run.dir={place / 'undisturbed'}"], **shape) as run:
         ended = run.wait(ATTEMPT_SECONDS)
         if ended.code != FINISHED:
             say(f"the undisturbed run ended with {ended.code}:\n{ended.stderr[-2000:]}")
             return ended.code
-    begin = time.monotonic()
-    finished = disturb(
-        given.config, [*overrides, f"run.dir={place / 'disturbed'}"], faults, place, given.minutes, shape
-    )
-    found = recoveries(Journal(place / "journal.jsonl"))
-    print("\n".join(as_markdown(faults, found)))
-    print("\n" + summary(faults, found, time.monotonic() - begin))
-    if not finished:
-        say(f"the disturbed run did not end by itself within {given.minutes} minutes and the time to finish")
+    journal, deadline, code = place / "journal.jsonl", time.monotonic() + given.minutes * 60, TRY_AGAIN
+    options = {"overrides": [*overrides, f"run.dir={place / 'disturbed'}"], "restarts": RESTARTS, "journal": journal}
+    while code not in (FINISHED, INVALID_INPUT) and time.monotonic() < deadline:
+        with cluster(given.config, faults=faults, **options, **shape) as run, suppress(TimeoutError):
+            code = run.wait(max(1.0, deadline - time.monotonic())).code
+    if code not in (FINISHED, INVALID_INPUT):  # the time is over: no more faults
+        with cluster(given.config, **options, **shape) as run:
+            code = run.wait(ATTEMPT_SECONDS).code
+    found = recoveries(Journal(journal))
+    print("\n".join([*map(str, found), f"{len(found)} faults of {len({each.kind for each in found})} kinds"]))
+    if code != FINISHED:
+        say("the disturbed run did not end by itself")
         return TRY_AGAIN
     problems = same_run(place / "disturbed", place / "undisturbed")
     say("\n".join(problems) if problems else "every loss and every bit of every array is that of the undisturbed run")
     return FAILED if problems else FINISHED
-
-
-def disturb(
-    config: str, overrides: Sequence[str], faults: Sequence[Planned], place: Path, minutes: float, shape: dict[str, Any]
-) -> bool:
-    """Trains under faults, again and again until the run has ended by itself.
-
-    Args:
-        config: The config.
-        overrides: Values over it; `run.dir` among them.
-        faults: What goes wrong.
-        place: The folder of the soak, for the journal.
-        minutes: How long faults are injected; what has not come by then is left out.
-        shape: `processes` and `devices`.
-
-    Returns:
-        Whether it has ended by itself.
-    """
-    journal, deadline = place / "journal.jsonl", time.monotonic() + minutes * 60
-    injected = [fault for each in faults for fault in each.faults]
-    options: dict[str, Any] = {"overrides": overrides, "restarts": RESTARTS, "journal": journal, **shape}
-    code = TRY_AGAIN
-    while code not in (FINISHED, INVALID_INPUT) and time.monotonic() < deadline:
-        with cluster(config, faults=injected, **options) as run, suppress(TimeoutError):
-            code = run.wait(max(1.0, deadline - time.monotonic())).code
-            say(f"ended with code {code}" + ("" if code == FINISHED else "; the same command again"))
-    if code not in (FINISHED, INVALID_INPUT):
-        say(f"{minutes} minutes are over: no more faults, the run goes on to its end")
-        with cluster(config, **options) as run:
-            code = run.wait(ATTEMPT_SECONDS).code
-    return code == FINISHED
-
-
-def as_markdown(faults: Sequence[Planned], found: Sequence[Recovery]) -> list[str]:
-    """A table of what became of the faults of a plan, in the order they were injected."""
-    names = _names(faults)
-    lines = [
-        "| # | fault | where | detected, all ended | trains again | steps again | named | code |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for number, each in enumerate(found, 1):
-        name, fault = names[each.number]
-        where = f"rank {fault.rank}, {fault.phase}{'' if fault.step is None else f' {fault.step}'}"
-        named = each.how if each.rank is None else f"rank {each.rank} {each.how}"
-        cells = (number, name, where, _seconds(each.detected), _seconds(each.recovered), each.lost, named, each.code)
-        lines.append("| " + " | ".join("-" if cell is None else str(cell) for cell in cells) + " |")
-    return lines
-
-
-def summary(faults: Sequence[Planned], found: Sequence[Recovery], seconds: float) -> str:
-    """How many faults of how many kinds there were, and what they took."""
-    names = _names(faults)
-    kinds = {names[each.number][0] for each in found}
-    detected = sorted(each.detected for each in found if each.detected is not None)
-    recovered = sorted(each.recovered for each in found if each.recovered is not None)
-    lost = sum(each.lost for each in found if each.lost is not None)
-    return (
-        f"{len(found)} faults of {len(kinds)} kinds in {seconds / 60:.1f} minutes; detected and all ended after "
-        f"{_middle(detected)}, trained again after {_middle(recovered)}; {lost} steps were trained again."
-    )
-
-
-def _names(faults: Sequence[Planned]) -> list[tuple[str, Fault]]:
-    """The faults as they are numbered in the journal, each with its name."""
-    return [(each.name, fault) for each in faults for fault in each.faults]
-
-
-def _middle(values: Sequence[float]) -> str:
-    if not values:
-        return "-"
-    return f"{values[len(values) // 2]:.1f} s (median; at most {values[-1]:.1f} s)"
-
-
-def _seconds(value: float | None) -> str | None:
-    return None if value is None else f"{value:.1f} s"
 
 
 def say(line: str) -> None:
@@ -367,8 +233,4 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    sys.exit(main())

@@ -29,7 +29,7 @@ def test_prints_run_data_and_loss(untrained, capsys):
     assert split == "evaluation split: all 420 rows, 27 batches of 16"
     assert loss.split()[0] == "loss"
     assert 2 < float(loss.split()[1]) < 4
-    assert log == "The log of the run has figures of 32 of them (eval.batches=2): --batches 2 takes the same."
+    assert log == "The log of the run is of 32 rows (eval.batches=2): use --batches 2 for the same."
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,8 @@ def test_prints_run_data_and_loss(untrained, capsys):
     [
         (["--batches", "2"], "evaluation split: 32 of 420 rows, 2 batches of 16, as in the log of the run", ""),
         (["eval.batches=2"], "evaluation split: 32 of 420 rows, 2 batches of 16, as in the log of the run", ""),
+        (["--batches", "1"], "evaluation split: 16 of 420 rows, 1 batch of 16", "is of 32 rows"),
+        (["eval.batches=0"], "evaluation split: all 420 rows, 27 batches of 16", "is of 32 rows"),
         (["--split", "train", "--batches", "3"], "train split: 48 of 7,772 rows, 3 batches of 16", ""),
     ],
 )
@@ -64,10 +66,24 @@ def test_reads_the_log_of_the_run_itself(old, new, log, untrained, tmp_path, cap
     own = (folder / "config.yaml").read_text()
     assert old in own
     (folder / "config.yaml").write_text(own.replace(old, new))
-    code, printed = evaluate(capsys, untrained, f"run.dir={folder}", "--batches", "2")
-    assert (code, "as in the log" in printed.out) == (0, False)
-    assert printed.out.splitlines()[-1].startswith(log)
-    assert ("The log" in printed.out) == bool(log)
+    return f"run.dir={folder}"
+
+
+def test_uses_the_log_of_the_run(untrained, tmp_path, capsys):
+    run = trained_otherwise(untrained, tmp_path, "  batches: 2\n", "  batches: 5\n")
+    code, printed = evaluate(capsys, untrained, run, "--batches", "2")
+    assert code == 0
+    assert "as in the log" not in printed.out
+    assert printed.out.splitlines()[-1].startswith("The log of the run is of 80 rows (eval.batches=5)")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("eval_fraction: 0.05", "eval_fraction: 0.2"), ("train:", "trian:"), ("data:", "\t{")]
+)
+def test_ignores_a_log_of_other_rows(old, new, untrained, tmp_path, capsys):
+    code, printed = evaluate(capsys, untrained, trained_otherwise(untrained, tmp_path, old, new), "--batches", "2")
+    assert code == 0
+    assert "log" not in printed.out.replace(str(tmp_path), "")
 
 
 @pytest.mark.slow

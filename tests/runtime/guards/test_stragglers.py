@@ -6,9 +6,9 @@ import pytest
 from spmdkit.runtime.guards.stragglers import OwnWork, Stragglers, Work, describe_straggler, slow_ranks
 
 
-def work(data, python, step=0.100, read=0.0):
+def work(data, python, step=0.100):
     """A process that waits for devices in what is left of a step."""
-    return Work(20, step, data, step - data - python, read)
+    return Work(20, step, data, step - data - python)
 
 
 QUICK, READS, PYTHON = work(0.001, 0.004), work(0.090, 0.004), work(0.001, 0.080)
@@ -24,10 +24,6 @@ QUICK, READS, PYTHON = work(0.001, 0.004), work(0.090, 0.004), work(0.001, 0.080
         ([READS, READS, READS, QUICK], []),  # most are like that: nobody stands out
         ([QUICK, work(0.012, 0.004)], []),  # a tenth of a step
         ([QUICK, work(0.045, 0.004)], []),  # hidden: it waits for its devices all the same
-        ([QUICK, None, READS], []),  # one has not told yet
-        ([READS], []),
-        ([work(0.001, 0.004, read=0.089), READS], []),  # reads as long itself, and is a little ahead
-        ([work(0.001, 0.004, read=0.030), READS], [1]),
         ([Work(20, 0.002, 0.0, 0.0019), Work(20, 0.002, 0.0018, 0.0)], []),  # a millisecond or two
     ],
 )
@@ -37,8 +33,8 @@ def test_who_is_slow(works, expected):
 
 def test_figures_say_what_it_does():
     assert describe_straggler(1, [QUICK, READS, QUICK]) == (
-        "rank 1 delays every step: of the 100 ms of a step its own work takes 94 ms, 18.8 times what the others need "
-        "(waiting for data 90 ms, 1 ms elsewhere; Python 4 ms, 4 ms elsewhere; medians of 20 steps)."
+        "rank 1 delays every step: of the 100 ms of a step its own work takes 94 ms, 5 ms elsewhere (waiting for data "
+        "90 ms, 1 ms elsewhere; medians of 20 steps)."
     )
 
 
@@ -96,16 +92,6 @@ def test_what_counts_as_own_work(parts, own, data):
     assert data <= found.data + 0.002
     assert found.data < data + 0.05
     assert found.step >= sum(parts.values()) - 0.002
-
-
-def test_what_a_batch_takes_in_the_background_is_a_median_too():
-    measured = OwnWork(3)
-    for seconds in (9.0, 0.05, 0.06, 0.07):
-        measured.took(seconds)
-    steps_of(measured)
-    found = measured()
-    assert found
-    assert (found.read, found.pace) == (0.06, 0.06)
 
 
 def test_one_slow_step_moves_no_median():

@@ -19,7 +19,6 @@ from spmdkit.runtime.guards import watchdog as failures
 from spmdkit.runtime.guards import watchdog as module
 from spmdkit.runtime.guards.progress_notes import Note
 from spmdkit.runtime.guards.watchdog import ClientWithTimeout, Unanswered, Watchdog, _Deadlines, current_function
-from spmdkit.training.times import Times
 
 
 @pytest.mark.parametrize(
@@ -56,17 +55,6 @@ def test_who_waits_for_a_slow_save_does_not_end_the_run():
     assert not _Deadlines(0, {}).passed(Note(1, "step", 10**6)), "0 = for ever"
 
 
-def test_phases_are_counted():
-    times = Times("start")
-    watchdog = Watchdog(0, times=times)
-    for _ in watchdog.batches(range(1), 0):
-        with watchdog.phase(1, "save"):
-            time.sleep(0.02)
-    found = times.take()
-    assert found.keys() == {"start", "data", "step", "save"}
-    assert found["save"] >= 0.02
-
-
 def test_what_is_under_way_is_noted():
     watchdog, seen = Watchdog(0), []
 
@@ -99,18 +87,6 @@ def test_every_item_is_progress():
     assert watchdog._now()[:2] == (3, "evaluation")
     watchdog.note(4, "step")
     assert watchdog._now().done == 0
-
-
-def test_the_function_of_the_thread_that_trains_is_noted():
-    watchdog, found, here = Watchdog(0), [], threading.Event()
-    with watchdog.watching():
-        watchdog.note(3, "save")
-        other = threading.Thread(target=lambda: (found.append(watchdog._now()), here.set()))
-        other.start()
-        here.wait(30)
-        other.join()
-    (note,) = found
-    assert note.at == "test_the_function_of_the_thread_that_trains_is_noted (tests/runtime/guards/test_watchdog.py)"
 
 
 HANGS = """

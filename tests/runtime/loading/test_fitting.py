@@ -15,7 +15,6 @@ def sizes(fitted):
     [
         ({"fsdp": 4, "data": 2}, 8, {"fsdp": 4, "data": 2}),
         ({"pipe": 2, "tensor": 2}, 4, {"pipe": 2, "tensor": 2}),  # as many as there were: its own
-        ({"data": -1}, 6, {"data": 6}),
         ({"fsdp": 4, "data": 2}, 1, {}),
         ({"pipe": 4, "fsdp": 2, "tensor": 2}, 1, {}),
         ({"fsdp": 4, "data": 2}, 16, {"fsdp": 4, "data": 4}),  # data gives way first
@@ -32,36 +31,30 @@ def sizes(fitted):
     ],
 )
 def test_the_own_strategy_is_fitted(strategy, devices, expected):
-    fitted = fit_own(read_strategy(strategy), devices)
+    fitted = fit_own(read_strategy(strategy), strategy, devices)
     assert sizes(fitted) == expected
     assert fitted.devices == devices
 
 
-def test_what_a_rest_of_stages_was_is_what_it_trained_on():
+def test_a_rest_of_stages_is_what_it_trained_on():
     strategy = read_strategy({"pipe": -1, "data": 2})
-    assert sizes(fit_own(strategy, 8, trained_on={"pipe": 2, "data": 2})) == {"fsdp": 2, "data": 4}
-    assert sizes(fit_own(strategy, 4, trained_on={"pipe": 2, "data": 2})) == {"pipe": 2, "data": 2}
-    assert sizes(fit_own(read_strategy({"tensor": -1}), 8, trained_on={"tensor": 2})) == {"tensor": 2, "data": 4}
+    assert sizes(fit_own(strategy, {"pipe": 2, "data": 2}, 8)) == {"fsdp": 2, "data": 4}
+    own = fit_own(strategy, {"pipe": 2, "data": 2}, 4)
+    assert (sizes(own), own.as_given) == ({"pipe": 2, "data": 2}, True)
+    assert not fit_own(read_strategy({"fsdp": -1}), {"fsdp": 4}, 8).as_given
 
 
 def test_options_stay_but_those_of_training():
     strategy = {"data": {"size": 2, "zero": 2}, "fsdp": {"size": 4, "floor_bytes": 64}}
-    fitted = fit_own(read_strategy(strategy), 4)
+    fitted = fit_own(read_strategy(strategy), {"data": 2, "fsdp": 4}, 4)
     assert fitted.strategy["fsdp"].floor_bytes == 64
     assert fitted.strategy["data"].zero == 0
-    alone = fit_own(read_strategy({"data": {"size": 2, "local_steps": 4}}), 2).strategy["data"]
+    alone = fit_own(read_strategy({"data": {"size": 2, "local_steps": 4}}), {"data": 2}, 2).strategy["data"]
     assert (alone.size, alone.local_steps) == (2, 0)
 
 
-def test_it_says_whether_sizes_are_as_asked():
-    assert fit_own(read_strategy({"fsdp": 4, "data": -1}), 8).as_given
-    assert not fit_own(read_strategy({"fsdp": 4}), 8).as_given
-    assert fit_own(read_strategy({"fsdp": -1}), 8, trained_on={"fsdp": 8}).as_given
-    assert not fit_own(read_strategy({"fsdp": -1}), 8, trained_on={"fsdp": 4}).as_given
-
-
 def test_as_many_devices_of_each_process():
-    assert fit_own(read_strategy({"fsdp": 4}), 6, 3).devices == 6
+    assert fit_own(read_strategy({"fsdp": 4}), {"fsdp": 4}, 6, 3).devices == 6
     with pytest.raises(UserError, match=r"uses 4 devices of 3 processes.*4 % 3 = 1\. Give a multiple of 3"):
         fit_given({"fsdp": 4}, 6, 3)
 

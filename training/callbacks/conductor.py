@@ -22,7 +22,7 @@ from ...parallel.step.state import TrainState
 from ..run_files import check_output
 from ..stopping.gate import Gate
 from .callback import EVENTS, Callback, Requests, Run, implements
-from .rate_factor import factor_of, part_factors_of, with_factor, with_part_factors
+from .rate_factor import LEARNING_RATE, factors_of, with_factors
 
 AGREEMENTS = count(1)
 """Numbers the agreements of this process, across conductors: a run that rolls back creates another one."""
@@ -54,9 +54,8 @@ class Conductor:
         evaluate: Callable[[int, TrainState], Mapping[str, float]] = lambda number, state: {},
         save: Callable[[int, TrainState, Mapping[str, Any]], None] = lambda number, state, notes: None,
         seconds: float = 300,
-        prepare: bool = True,
     ) -> None:
-        """Prepares the callbacks.
+        """Lets the callbacks check that they can work.
 
         Args:
             callbacks: The callbacks in order.
@@ -67,7 +66,6 @@ class Conductor:
             evaluate: Evaluates and returns metrics by name.
             save: Starts saving a state with notes: plain values for `restore`.
             seconds: The time that processes wait for each other.
-            prepare: Let callbacks check that they can work; if False, none of them may be called.
 
         Raises:
             UserError: A callback cannot work.
@@ -81,34 +79,18 @@ class Conductor:
         self._has_epochs = bool(run.examples and (self._handlers["on_epoch_begin"] or self._handlers["on_epoch_end"]))
         self.ended = Requests()
         run.on_request = self._on_request
-        if prepare:
-            self._prepare()
+        for name, callback in self._callbacks:
+            self._prepare(name, callback)
 
     def restore(self, notes: Mapping[str, Any]) -> str:
-        """Restores callbacks from a checkpoint.
-
-        Args:
-            notes: The notes in the checkpoint; new callbacks have none.
-
-        Returns:
-            The reason that the run is already complete, or "".
-        """
-        states = list(notes.get("callbacks", ()))
-        for name, callback in self._callbacks:
-            mine = next((each for each in states if each[0] == _kind(name)), None)
-            if mine is None:
-                continue
-            states.remove(mine)
-            if implements(callback, "restore"):
-                with as_user_error(f"{name}, restore", callback.restore):
-                    callback.restore(mine[1])
-        ends = [callback.finished() for _, callback in self._callbacks if implements(callback, "finished")]
-        return next(filter(None, ends), "")
+        """Restores the callbacks from a checkpoint; see `restore_callbacks`."""
+        return restore_callbacks(self._callbacks, notes)
 
     def begin(self, state: TrainState) -> TrainState:
         """Calls `on_train_begin` and returns the first state."""
         run = self._run
-        run.learning_rate_factor, run.parts = factor_of(state) or 1.0, part_factors_of(state)
+        run.parts = factors_of(state)
+        run.learning_rate_factor = run.parts.pop(LEARNING_RATE, 1.0)
         self._enter(run.start, state)
         self._call("on_train_begin")
         if self._has_epochs:
@@ -176,18 +158,16 @@ class Conductor:
         Returns:
             The state to continue with.
         """
-        asked = self._take_requests()
-        if asked.factor != 1.0:
-            self._run.learning_rate_factor *= asked.factor
-            self._run.state = state = with_factor(state, self._run.learning_rate_factor)
-        if asked.parts:
-            self._run.parts.update(asked.parts)
-            self._run.state = state = with_part_factors(state, self._run.parts)
+        run, asked = self._run, self._take_requests()
+        if asked.factor != 1.0 or asked.parts:
+            run.learning_rate_factor *= asked.factor
+            run.parts |= asked.parts
+            run.state = state = with_factors(state, {LEARNING_RATE: run.learning_rate_factor, **run.parts})
         if self._saves_at(number) or asked.save or asked.end:
             self.save(number, state)
         if asked.end:
             self._end(number, asked)
-        elif self._ends_epoch(number) and number < self._run.num_steps:
+        elif self._ends_epoch(number) and number < run.num_steps:
             self._call("on_epoch_begin", self._epoch(number))
         self._leave()
         return state
@@ -225,16 +205,15 @@ class Conductor:
         if failure is not None:
             raise failure
 
-    def _prepare(self) -> None:
-        for name, callback in self._callbacks:
-            self._check_monitored(name, getattr(callback, "monitors", None))
-            if isinstance(callback, Callback) and callback.writes:
-                key, own = f"{name.partition(' ')[0]}.path", getattr(type(callback), "path", "")
-                path = vars(callback)["path"]
-                check_output(self._run.folder, path, callback.writes, key, own, probe=self._run.is_main)
-            if implements(callback, "prepare"):
-                with as_user_error(f"{name}, prepare", callback.prepare):
-                    callback.prepare(self._run)
+    def _prepare(self, name: str, callback: Any) -> None:
+        run = self._run
+        self._check_monitored(name, getattr(callback, "monitors", None))
+        if isinstance(callback, Callback) and callback.writes:
+            key, own = f"{name.partition(' ')[0]}.path", getattr(type(callback), "path", "")
+            check_output(run.folder, vars(callback)["path"], callback.writes, key, own, probe=run.is_main)
+        if implements(callback, "prepare"):
+            with as_user_error(f"{name}, prepare", callback.prepare):
+                callback.prepare(run)
 
     def _check_monitored(self, name: str, monitored: str | None) -> None:
         """Checks that evaluations will have the metric that a callback monitors."""
@@ -304,6 +283,29 @@ class Conductor:
 
     def _ends_epoch(self, number: int) -> bool:
         return self._has_epochs and self._epoch(number) > self._epoch(number - 1)
+
+
+def restore_callbacks(callbacks: Sequence[Named], notes: Mapping[str, Any]) -> str:
+    """Restores callbacks from a checkpoint.
+
+    Args:
+        callbacks: The callbacks in order.
+        notes: The notes in the checkpoint; new callbacks have none.
+
+    Returns:
+        The reason that the run is already complete, or "".
+    """
+    states = list(notes.get("callbacks", ()))
+    for name, callback in callbacks:
+        mine = next((each for each in states if each[0] == _kind(name)), None)
+        if mine is None:
+            continue
+        states.remove(mine)
+        if implements(callback, "restore"):
+            with as_user_error(f"{name}, restore", callback.restore):
+                callback.restore(mine[1])
+    ends = [callback.finished() for _, callback in callbacks if implements(callback, "finished")]
+    return next(filter(None, ends), "")
 
 
 def _state_of(name: str, callback: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import pytest
 from spmdkit.mesh.errors import UserError
 from spmdkit.training.callbacks.callback import Run
 from spmdkit.training.callbacks.monitoring import BEST, BestCheckpoint, EarlyStopping, ReduceOnPlateau
-from spmdkit.training.callbacks.rate_factor import factor_of
+from spmdkit.training.callbacks.rate_factor import factors_of
 from support.training import play
 
 
@@ -80,7 +80,7 @@ def factors(losses, **options):
             seen.append(run.learning_rate_factor)
 
     played = play(ReduceOnPlateau(**options), Seeing(), losses=losses, every=2, steps=2 * len(losses))
-    return [*seen, factor_of(played.state)]
+    return [*seen, *factors_of(played.state).values()]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_plateau_resumes_its_count():
     whole = play(ReduceOnPlateau(**options), losses=losses, saves=(6,))
     before = play(ReduceOnPlateau(**options), losses=losses, saves=(6,), steps=6)
     resumed = play(ReduceOnPlateau(**options), losses=losses, start=6, notes=before.saved[6], state=before.state)
-    assert factor_of(resumed.state) == factor_of(whole.state) == 0.25
+    assert factors_of(resumed.state) == factors_of(whole.state) == {"learning_rate": 0.25}
 
 
 def test_plateau_reports_the_new_rate():

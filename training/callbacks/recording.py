@@ -3,7 +3,8 @@
 import csv
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TextIO
@@ -41,25 +42,19 @@ class CSVLog(Callback):
 
     def on_train_begin(self, run: Run) -> None:
         """Opens the table without lines after the step that the run continues from."""
-        if not run.is_main:
-            return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        rows = [row for row in self._read() if int(row["step"]) <= run.start]
-        self._columns = list(dict.fromkeys(name for row in rows for name in row))
-        self._rewrite(rows)
+        if run.is_main:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._rewrite([row for row in self._read() if int(row["step"]) <= run.start])
 
     def on_step_end(self, run: Run, record: Mapping[str, Any]) -> None:
         """Adds a line; a new metric adds a column."""
         if self._file is None:
             return
-        new = [name for name in record if name not in self._columns]
-        if new:
+        if record.keys() <= set(self._columns):
+            csv.DictWriter(self._file, self._columns).writerow(record)
             self._file.flush()
-            rows = self._read()
-            self._columns += new
-            self._rewrite(rows)
-        csv.DictWriter(self._file, self._columns).writerow(record)
-        self._file.flush()
+        else:
+            self._rewrite([*self._read(), record])
 
     def close(self) -> None:
         """Closes the table."""
@@ -71,21 +66,18 @@ class CSVLog(Callback):
         """Returns the lines so far, without an incomplete last one."""
         if not self._path.exists():
             return []
-        try:
-            with self._path.open(newline="", encoding="utf-8") as file:
-                text = file.read()
-            table = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
-            rows = list(table)
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise UserError(f"{self._path} is not a table of metrics: {error}. Move it away.") from error
+        text = self._path.read_bytes().decode(errors="replace")
+        table = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
+        rows = list(table)
         has_steps = "step" in (table.fieldnames or ()) and all((row["step"] or "").isdecimal() for row in rows)
         if text and not has_steps:
             raise UserError(f"{self._path} is not a table of metrics: some lines lack a step. Move it away.")
         return rows
 
-    def _rewrite(self, rows: list[dict[str, Any]]) -> None:
+    def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replaces the table atomically, and opens it for more lines."""
         self.close()
+        self._columns = list(dict.fromkeys(name for row in rows for name in row))
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, self._columns)
         if self._columns:
@@ -170,7 +162,7 @@ class Profile(Callback):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._is_tracing = False
-        self._annotation: Any = None
+        self._annotation = ExitStack()
 
     def on_step_begin(self, run: Run) -> None:
         """Starts with step `start`, and ends when the last of its steps is known to be done; never waits."""
@@ -182,12 +174,12 @@ class Profile(Callback):
             self._is_tracing = True
         if not self._is_tracing:
             return
-        self._annotate(None)
+        self._annotation.close()
         if run.step > self.start + self.steps + RUN_AHEAD:
             self.close()
             run.say(f"Wrote a trace of steps {self.start} to {self.start + self.steps - 1}: {self._folder(run)}")
         elif run.step < self.start + self.steps:
-            self._annotate(jax.profiler.StepTraceAnnotation("train", step_num=run.step))
+            self._annotation.enter_context(jax.profiler.StepTraceAnnotation("train", step_num=run.step))
 
     def on_train_end(self, run: Run) -> None:
         """Ends a trace if the run was too short for it."""
@@ -195,18 +187,10 @@ class Profile(Callback):
 
     def close(self) -> None:
         """Ends the trace."""
-        self._annotate(None)
+        self._annotation.close()
         if self._is_tracing:
             self._is_tracing = False
             jax.profiler.stop_trace()
 
     def _folder(self, run: Run) -> Path:
         return run.folder / Path(self.path).expanduser()
-
-    def _annotate(self, annotation: Any) -> None:
-        """Ends the annotation of a step, and begins the next one."""
-        if self._annotation is not None:
-            self._annotation.__exit__(None, None, None)
-        if annotation is not None:
-            annotation.__enter__()
-        self._annotation = annotation

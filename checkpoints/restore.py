@@ -53,13 +53,11 @@ class StoredArray(NamedTuple):
     """An array of a checkpoint.
 
     Attributes:
-        path: Its path, such as "params/blocks/query".
         shape: Its global shape.
         dtype: Its dtype; one of ml_dtypes if NumPy has none.
         chunk: The shape of the pieces that it is stored in.
     """
 
-    path: str
     shape: tuple[int, ...]
     dtype: np.dtype
     chunk: tuple[int, ...]
@@ -100,23 +98,19 @@ class StoredCheckpoint:
         self.folder = absolute_path(folder)
         with reading(self.folder):
             self.about, self.notes, self.saved = read_description(self.folder)
-            self._tree = dict(_handler().metadata(epath.Path(self.folder / STATE)).tree)
-        if CHECKSUMS not in self._tree:
+            tree = dict(_handler().metadata(epath.Path(self.folder / STATE)).tree)
+        if CHECKSUMS not in tree:
             raise DamagedCheckpoint(f"The checkpoint {self.folder} is damaged: the array of checksums is missing.")
         self.arrays = {
-            path: StoredArray(path, tuple(array.shape), np.dtype(array.dtype), tuple(array.storage.chunk_shape))
-            for path, array in self._tree.items()
+            path: StoredArray(tuple(array.shape), np.dtype(array.dtype), tuple(array.storage.chunk_shape))
+            for path, array in tree.items()
             if path != CHECKSUMS
         }
 
     @property
     def mesh(self) -> dict[str, int]:
-        """The mesh that saved it: axis -> size, without axes of size 1."""
-        if "mesh" in self.about:
-            return self.about["mesh"]
-        sharding = self._tree[CHECKSUMS].sharding
-        axes = zip(getattr(sharding, "axis_names", ()), getattr(sharding, "shape", ()), strict=False)
-        return {axis: int(size) for axis, size in axes if size > 1}
+        """The mesh that saved it: axis -> size, without axes of size 1; empty if the run did not record it."""
+        return self.about.get("mesh", {})
 
     @property
     def step(self) -> int | None:

@@ -17,7 +17,6 @@ from ..configs.config_text import as_plain
 from ..data.ordering.buckets import BucketedSource
 from ..data.ordering.order import batch_number
 from ..data.source import Source, Splits
-from ..mesh.errors import UserError
 from ..mesh.processes import is_main_process, local_copy
 from ..parallel.model import BlockModel, Model, Params
 from ..parallel.sharding.stored_order import stored_order

@@ -119,18 +119,18 @@ def make_callbacks(
     Raises:
         UserError: The user's function is missing, takes other options, fails, or does not return a callback.
     """
-    return [_make(f"callbacks.{place}", given, offered, search_path) for place, given in enumerate(section)]
-
-
-def _make(key: str, given: Mapping[str, Any], offered: Mapping[str, Any], search_path: Sequence[str | Path]) -> Named:
-    options = {name: value for name, value in given.items() if name != "name"}
-    name = given["name"]
-    if ":" not in name:
-        return Named(f"{key} ({name})", CALLBACKS[name](**options))
-    function = import_function(name, f"{key}.name", search_path)
-    callback = call_with_options(function, options, offered, key, f"{key}.name={name!r}")
-    check_callback(callback, f"{key}.name={name!r}")
-    return Named(f"{key} ({name})", callback)
+    callbacks = []
+    for place, given in enumerate(section):
+        key, options = f"callbacks.{place}", dict(given)
+        name = options.pop("name")
+        if ":" in name:
+            function = import_function(name, f"{key}.name", search_path)
+            callback = call_with_options(function, options, offered, key, f"{key}.name={name!r}")
+            check_callback(callback, f"{key}.name={name!r}")
+        else:
+            callback = CALLBACKS[name](**options)
+        callbacks.append(Named(f"{key} ({name})", callback))
+    return callbacks
 
 
 def check_callback(callback: Any, given: str) -> None:

@@ -10,7 +10,7 @@ even if a callback decides by a clock or a file, all processes do the same after
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -206,8 +206,14 @@ class Conductor:
             raise failure
 
     def _prepare(self, name: str, callback: Any) -> None:
-        run = self._run
-        self._check_monitored(name, getattr(callback, "monitors", None))
+        run, monitored = self._run, getattr(callback, "monitors", None)
+        if monitored is not None and not run.evaluates:
+            raise UserError(
+                f"{name} needs {monitored or 'evaluations'}, but the evaluation split is missing. Raise "
+                "data.eval_fraction, or remove the callback."
+            )
+        if monitored:
+            self._check_monitored(run.metrics())
         if isinstance(callback, Callback) and callback.writes:
             key, own = f"{name.partition(' ')[0]}.path", getattr(type(callback), "path", "")
             check_output(run.folder, vars(callback)["path"], callback.writes, key, own, probe=run.is_main)
@@ -215,22 +221,20 @@ class Conductor:
             with as_user_error(f"{name}, prepare", callback.prepare):
                 callback.prepare(run)
 
-    def _check_monitored(self, name: str, monitored: str | None) -> None:
-        """Checks that evaluations will have the metric that a callback monitors."""
-        if monitored is None:
-            return
-        if not self._run.evaluates:
-            raise UserError(
-                f"{name} needs {monitored or 'evaluations'}, but the evaluation split is missing. Raise "
-                "data.eval_fraction, or remove the callback."
-            )
-        known = self._run.metrics() if monitored else None
-        if known is not None and monitored not in known:
-            near = did_you_mean(monitored, known)
-            raise UserError(
-                f"{name}: monitor={monitored!r} is not a metric of an evaluation.{near} The metrics are "
-                f"{', '.join(known)}."
-            )
+    def _check_monitored(self, known: Collection[str] | None) -> None:
+        """Checks that evaluations have the metrics that callbacks monitor.
+
+        Args:
+            known: The names of the metrics; None if only an evaluation itself can tell.
+        """
+        for name, callback in self._callbacks if known is not None else ():
+            monitored = getattr(callback, "monitors", None)
+            if monitored and monitored not in known:
+                near = did_you_mean(monitored, known)
+                raise UserError(
+                    f"{name}: monitor={monitored!r} is not a metric of an evaluation.{near} The metrics are "
+                    f"{', '.join(known)}."
+                )
 
     def _methods(self, event: str) -> list[tuple[str, Callable[..., Any]]]:
         having = [named for named in self._callbacks if implements(named.callback, event)]
@@ -270,6 +274,7 @@ class Conductor:
     def _evaluation(self, number: int, state: TrainState) -> dict[str, float]:
         self._call("on_evaluation_begin")
         found = dict(self._evaluate(number, state))
+        self._check_monitored(found)
         self._call("on_evaluation_end", found)
         return found
 

@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Gt, Lt
 
 from ...layouts.sizes import counted
-from ...mesh.errors import UserError, did_you_mean
 from ...mesh.files import write_text
 from .callback import Callback, Run
 
@@ -30,17 +29,6 @@ class Monitor(Callback):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.monitors = self.monitor
-
-    def value(self, metrics: Mapping[str, float]) -> float:
-        """Returns the metric of an evaluation.
-
-        Raises:
-            UserError: The evaluation does not have the metric.
-        """
-        if self.monitor not in metrics:
-            near = did_you_mean(self.monitor, metrics, otherwise="It has")
-            raise UserError(f"callbacks: monitor={self.monitor!r} is not a metric of the evaluation.{near}")
-        return metrics[self.monitor]
 
     def is_better(self, value: float, other: float, by: float = 0.0) -> bool:
         """Returns whether a value is better than another by more than `by`."""
@@ -71,7 +59,7 @@ class PatientMonitor(Monitor):
 
     def improves(self, metrics: Mapping[str, float]) -> bool:
         """Returns whether an evaluation is the best so far, and records it. Values that are not finite never are."""
-        value = self.value(metrics)
+        value = metrics[self.monitor]
         better = self._best is None or self.is_better(value, self._best, self.min_delta)
         if not (math.isfinite(value) and better):
             return False
@@ -194,7 +182,7 @@ class BestCheckpoint(Monitor):
 
     def on_evaluation_end(self, run: Run, metrics: Mapping[str, float]) -> None:
         """Requests a checkpoint if this evaluation is among the best; of equal ones, the first stays."""
-        value = self.value(metrics)
+        value = metrics[self.monitor]
         if not math.isfinite(value):
             return
         others = [best for best in self._best if best[0] != run.step]

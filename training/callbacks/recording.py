@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from annotated_types import Ge
 
 from ...mesh.errors import UserError
 from ...mesh.files import write_text
+from ..metrics import MetricsLog
 from ..run_files import Kind
 from ..steps.late_log import RUN_AHEAD
 from .callback import Callback, Run
@@ -104,6 +104,7 @@ class Samples(Callback):
         super().__post_init__()
         self.monitors = ""
         self._seen = 0
+        self._log: MetricsLog | None = None
 
     def state(self) -> Mapping[str, int]:
         """Returns the number of evaluations."""
@@ -121,12 +122,9 @@ class Samples(Callback):
             )
 
     def on_train_begin(self, run: Run) -> None:
-        """Drops the samples of steps that are trained again."""
-        file = run.folder / SAMPLES
-        if run.is_main and file.exists():
-            lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-            kept = [line for line in lines if json.loads(line)["step"] <= run.start]
-            write_text(file, "".join(f"{line}\n" for line in kept))
+        """Opens the file without the samples of steps that are trained again."""
+        if run.is_main:
+            self._log = MetricsLog(run.folder / SAMPLES, start_step=run.start)
 
     def on_evaluation_end(self, run: Run, metrics: Mapping[str, float]) -> None:
         """Generates text, all processes together."""
@@ -136,9 +134,13 @@ class Samples(Callback):
         assert run.generate is not None
         text = run.generate(self.prompt, self.length, self.temperature)
         run.say(f"Step {run.step} writes:\n\n{text}\n")
-        if run.is_main:
-            with (run.folder / SAMPLES).open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": run.step, "text": text}) + "\n")
+        if self._log is not None:
+            self._log.write({"step": run.step, "text": text})
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._log is not None:
+            self._log.close()
 
 
 @dataclass(kw_only=True)

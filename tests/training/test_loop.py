@@ -60,41 +60,6 @@ def model():
     return mlp(MLPConfig(features=FEATURES, classes=CLASSES, widths=(1024,)))
 
 
-def trained(model, strategy, **options):
-    layouts = spmdkit.lay_out(model, strategy, **options)
-    step = spmdkit.build_step(model, optax.adamw(3e-3), layouts)
-    seen = []
-    state = spmdkit.run_steps(
-        step, step.init(seed=0), batches(3), log_every=1, on_progress=lambda progress: seen.append(progress.loss)
-    )
-    return state, seen, layouts
-
-
-@pytest.fixture(scope="module")
-def alone(model):
-    """The same on one device."""
-    state, losses, _ = trained(model, spmdkit.DeviceMesh.of(["cpu:0"]))
-    return jax.device_get(state.params), losses
-
-
-@pytest.mark.slow
-def test_distributions_stand_where_a_mesh_does(model, alone):
-    mesh = spmdkit.DeviceMesh((8,), ("batch",), [f"cpu:{index}" for index in range(8)])
-    grid = spmdkit.DeviceMesh((4, 2), ("batch", "model"), [f"cpu:{index}" for index in range(8)])
-    layout_map = spmdkit.LayoutMap(grid)
-    layout_map["layers/0/kernel"] = (None, "model")
-    layout_map["layers/0/bias"] = ("model",)
-    layout_map["layers/1/kernel"] = ("model", None)
-    distributions = [
-        spmdkit.DataParallel(device_mesh=mesh),
-        spmdkit.ModelParallel(layout_map=layout_map, batch_dim_name="batch"),
-    ]
-    for distribution, shard in zip(distributions, [(FEATURES, 1024), (FEATURES, 512)], strict=True):
-        state, losses, _ = trained(model, distribution)
-        np.testing.assert_allclose(losses, alone[1], rtol=1e-5)
-        assert state.params["layers"][0]["kernel"].addressable_shards[0].data.shape == shard
-
-
 @pytest.mark.slow
 def test_evaluation_weighs_rows(model):
     layouts = spmdkit.lay_out(model, {"data": 8})

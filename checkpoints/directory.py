@@ -27,12 +27,10 @@ REMOVED = "removed-"
 """Prefix of a checkpoint that is being removed: it is renamed first, so that a kill leaves no partial checkpoint."""
 DAMAGED = "damaged-"
 """Prefix of a checkpoint that could not be restored."""
-CHECKSUMS = "checksums"
-"""Path of the array of checksums within the arrays of a checkpoint."""
 STATE = "state"
 """Directory of a checkpoint that contains its arrays."""
 DESCRIPTION = "description.json"
-"""File of a checkpoint with its notes and the checksums of the files that describe it."""
+"""File of a checkpoint with its notes, the checksums of its arrays, and those of the files that describe them."""
 
 
 class Contents(NamedTuple):

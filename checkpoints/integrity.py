@@ -99,7 +99,6 @@ def verify_one(folder: Path) -> Verdict:
     try:
         stored = StoredCheckpoint(folder)
         sizes = {path: array.nbytes for path, array in stored.arrays.items()}
-        stored.checksums  # noqa: B018 - damage here concerns every array
     except DamagedCheckpoint as error:
         return Verdict(folder, 0, 0, {"": _shorten(folder, error)})
     progress = ByteProgress(display_path(folder), sum(sizes.values()))

@@ -17,9 +17,9 @@ from ..layouts.sizes import array_bytes, format_bytes
 from ..mesh.errors import UserError
 from ..mesh.files import absolute_path
 from ..mesh.processes import is_main_process
-from .checksums import checksums, with_description
+from .checksums import checksums_by_path, with_description
 from .damage import CheckpointError, DamagedCheckpoint, SaveFailed, leave_errors_to_one_message, reason
-from .directory import CHECKSUMS, DAMAGED, REMOVED, UNFINISHED, contents, set_aside
+from .directory import DAMAGED, REMOVED, UNFINISHED, contents, set_aside
 from .restore import Restored, StoredCheckpoint, compared_state, open_fitting, restore_newest, stored_arrays
 
 MIN_WAIT_SECONDS = 1.0
@@ -127,10 +127,11 @@ class Checkpoints:
         if is_main_process() and not self._has_swept:
             self._remove(f"*{UNFINISHED}*", f"{REMOVED}*")
         self._has_swept = True
-        self._description = json.loads(json.dumps({"about": self._about, "notes": dict(notes or {})}))
         arrays = stored_arrays(state)
-        tree = ocp.args.PyTreeSave({**arrays, CHECKSUMS: checksums(arrays)})  # pyright: ignore[reportCallIssue]
-        target, args = self._directory / str(step), ocp.args.Composite(state=tree)
+        description = {"about": self._about, "notes": dict(notes or {}), "checksums": checksums_by_path(arrays)}
+        self._description = json.loads(json.dumps(description))
+        args = ocp.args.Composite(state=ocp.args.PyTreeSave(arrays))  # pyright: ignore[reportCallIssue]
+        target = self._directory / str(step)
         self._watch(partial(self._orbax.save, target, args=args, force=True))
 
     def check(self) -> None:

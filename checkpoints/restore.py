@@ -10,7 +10,7 @@ no public way to read a part of an array without a device for it, so that the ho
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +24,8 @@ from etils import epath
 from ..layouts.paths import leaves_with_paths
 from ..layouts.sizes import array_bytes
 from ..mesh.files import absolute_path
-from ..mesh.processes import exchange, local_copy
-from .checksums import checksums, host_checksum, read_description
+from ..mesh.processes import exchange
+from .checksums import checksums_by_path, host_checksum, read_description
 from .damage import (
     CheckpointError,
     DamagedCheckpoint,
@@ -35,7 +35,7 @@ from .damage import (
     other_bits,
     reading,
 )
-from .directory import CHECKSUMS, STATE, display_path
+from .directory import STATE, display_path
 
 AVERAGES = "opt_state/average/"
 """Prefix of the path of a parameter's average; see training/optimizing/averaging.py."""
@@ -97,14 +97,15 @@ class StoredCheckpoint:
         """
         self.folder = absolute_path(folder)
         with reading(self.folder):
-            self.about, self.notes, self.saved = read_description(self.folder)
-            tree = dict(_handler().metadata(epath.Path(self.folder / STATE)).tree)
-        if CHECKSUMS not in tree:
-            raise DamagedCheckpoint(f"The checkpoint {self.folder} is damaged: the array of checksums is missing.")
+            description = read_description(self.folder)
+            tree = _handler().metadata(epath.Path(self.folder / STATE)).tree
+        self.about: dict[str, Any] = description["about"]
+        self.notes: dict[str, Any] = description["notes"]
+        self.saved: float = description["saved"]
+        self.checksums: dict[str, int] = description["checksums"]
         self.arrays = {
             path: StoredArray(tuple(array.shape), np.dtype(array.dtype), tuple(array.storage.chunk_shape))
             for path, array in tree.items()
-            if path != CHECKSUMS
         }
 
     @property
@@ -117,22 +118,6 @@ class StoredCheckpoint:
         """The number of optimizer steps done; None if the state does not contain it."""
         array = self.arrays.get("step")
         return int(self.read(["step"])["step"].item()) if array is not None and array.size == 1 else None
-
-    @cached_property
-    def checksums(self) -> dict[str, int]:
-        """The checksum of each array before it was saved, by path.
-
-        Raises:
-            DamagedCheckpoint: They cannot be read, or their number is another.
-            CheckpointUnavailable: The machine or the file system cannot read them.
-        """
-        values = self._restore({CHECKSUMS: ocp.RestoreArgs(restore_type=np.ndarray)})[CHECKSUMS]
-        if len(values) != max(len(self.arrays), 1):
-            raise DamagedCheckpoint(
-                f"The checkpoint {self.folder} is damaged: it has {len(values)} checksums for "
-                f"{len(self.arrays)} arrays."
-            )
-        return dict(zip(sorted(self.arrays), map(int, values), strict=False))
 
     def read(self, paths: Sequence[str]) -> dict[str, np.ndarray]:
         """Reads whole arrays into memory, and compares them with their checksums.
@@ -176,10 +161,7 @@ class StoredCheckpoint:
             DamagedCheckpoint: An array cannot be read.
             CheckpointUnavailable: The machine or the file system cannot read it.
         """
-        # The checksums are read here: in `compare`, an error in one process would block the others.
-        if not abstract or not self.checksums:
-            return {}
-        return self._restore(ocp.checkpoint_utils.construct_restore_args(dict(abstract)))
+        return self._restore(ocp.checkpoint_utils.construct_restore_args(dict(abstract))) if abstract else {}
 
     def compare(self, arrays: Mapping[str, jax.Array]) -> None:
         """Compares restored arrays with their checksums; all processes call this together.
@@ -190,10 +172,8 @@ class StoredCheckpoint:
         Raises:
             DamagedCheckpoint: Some have other bits than were saved; they are named.
         """
-        if not arrays:
-            return
-        found = np.asarray(jax.device_get(local_copy(checksums(arrays))))
-        wrong = [path for path, each in zip(sorted(arrays), found, strict=True) if int(each) != self.checksums[path]]
+        found = checksums_by_path(arrays)
+        wrong = [path for path, checksum in found.items() if checksum != self.checksums[path]]
         if wrong:
             raise other_bits(self.folder, wrong, len(arrays))
 

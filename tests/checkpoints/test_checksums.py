@@ -107,7 +107,8 @@ def test_a_changed_note_makes_the_run_go_back(noted):
 @pytest.mark.slow
 def test_every_changed_byte_of_the_description_is_found(noted):
     checkpoint = noted / "20"
-    assert read_description(checkpoint)[:2] == ({"a": 1}, NOTES)
+    description = read_description(checkpoint)
+    assert (description["about"], description["notes"]) == ({"a": 1}, NOTES)
     data = ("d", "ocdbt.process_0", "commit_success.txt", "_CHECKPOINT_METADATA")  # nothing reads the last two
     files = [path for path in checkpoint.rglob("*") if path.is_file() and not {*path.parts} & {*data}]
     assert {"_METADATA", "_sharding", "process_0", "description.json"} <= {path.name for path in files}

@@ -80,11 +80,11 @@ def test_check_fits_reads_no_array(written, monkeypatch):
 
 
 def test_names_arrays_that_changed_before_they_were_written(written, monkeypatch):
-    right = restore_file.checksums
-    monkeypatch.setattr(restore_file, "checksums", lambda arrays: right(arrays).at[2].add(1))
     state = placed(host_state(0), 8, "fsdp", split=True)
+    right = restore_file.checksums_by_path
     with Checkpoints(written, keep=3, abstract_state=abstract(state)) as checkpoints:
         name = sorted(dict(leaves_with_paths(state)).keys() - {"opt_state/2"})[2]
+        monkeypatch.setattr(restore_file, "checksums_by_path", lambda arrays: {**right(arrays), name: 1})
         with pytest.raises(DamagedCheckpoint, match=rf"damaged: {name} of 6 arrays read as other bits"):
             checkpoints.restore()
 

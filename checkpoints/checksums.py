@@ -12,7 +12,7 @@ restore: it covers writing, the disk, reading and resharding.
 Files: description.json contains what the run noted, these checksums, and the SHA-256 of each file that describes the
 arrays:
 
-    {"description": {"about", "notes", "checksums": {path: checksum}, "saved", "files": {name: SHA-256}},
+    {"description": {"step", "about", "notes", "checksums": {path: checksum}, "saved", "files": {name: SHA-256}},
      "sha256": of the description}
 """
 
@@ -100,7 +100,7 @@ def with_description(
 
     Args:
         handler: Writes checkpoints; process 0 calls its `finalize` after all processes have written.
-        describe: Returns `about`, `notes` and `checksums` of the current save.
+        describe: Returns `step`, `about`, `notes` and `checksums` of the current save.
     """
     finalize = handler.finalize
 
@@ -124,8 +124,8 @@ def read_description(folder: Path) -> dict[str, Any]:
         folder: The checkpoint.
 
     Returns:
-        `about` (plain values about the run that saved it), `notes` (plain values of this save), `checksums` (path ->
-        checksum) and `saved` (seconds since 1970 when it was complete).
+        `step`, `about` (plain values about the run that saved it), `notes` (plain values of this save), `checksums`
+        (path -> checksum) and `saved` (seconds since 1970 when it was complete).
 
     Raises:
         DamagedCheckpoint: A file was changed.

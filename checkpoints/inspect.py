@@ -1,4 +1,4 @@
-"""`spmdkit checkpoint inspect`: the checkpoints of a run, and the contents of one. Reads no array but the step."""
+"""`spmdkit checkpoint inspect`: the checkpoints of a run, and the contents of one. Reads no array."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -59,7 +59,6 @@ def describe(stored: StoredCheckpoint) -> dict[str, Any]:
         numbers, bytes), `arrays` (path, shape, dtype, bytes, chunk).
 
     Raises:
-        DamagedCheckpoint: The step cannot be read.
         CheckpointUnavailable: The machine or the file system cannot read it.
     """
     groups: dict[str, dict[str, int]] = {}

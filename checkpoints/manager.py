@@ -128,8 +128,8 @@ class Checkpoints:
             self._remove(f"*{UNFINISHED}*", f"{REMOVED}*")
         self._has_swept = True
         arrays = stored_arrays(state)
-        description = {"about": self._about, "notes": dict(notes or {}), "checksums": checksums_by_path(arrays)}
-        self._description = json.loads(json.dumps(description))
+        description = {"step": step, "about": self._about, "notes": dict(notes or {})}
+        self._description = json.loads(json.dumps({**description, "checksums": checksums_by_path(arrays)}))
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(arrays))  # pyright: ignore[reportCallIssue]
         target = self._directory / str(step)
         self._watch(partial(self._orbax.save, target, args=args, force=True))

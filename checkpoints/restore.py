@@ -10,7 +10,7 @@ no public way to read a part of an array without a device for it, so that the ho
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,9 +78,11 @@ class StoredCheckpoint:
 
     Attributes:
         folder: Its directory.
-        arrays: Its arrays by path, without the array of checksums.
-        about: Plain values about the run that saved it, see runtime/directory/saved_with.py.
+        arrays: Its arrays by path.
+        checksums: The checksum of each array before it was saved, by path.
+        about: Plain values about the run that saved it, see `describe_run`.
         notes: Plain values of the save, such as the state of callbacks.
+        step: Optimizer steps done.
         saved: Seconds since 1970 when it was complete.
     """
 
@@ -101,6 +103,7 @@ class StoredCheckpoint:
             tree = _handler().metadata(epath.Path(self.folder / STATE)).tree
         self.about: dict[str, Any] = description["about"]
         self.notes: dict[str, Any] = description["notes"]
+        self.step: int = description["step"]
         self.saved: float = description["saved"]
         self.checksums: dict[str, int] = description["checksums"]
         self.arrays = {
@@ -113,12 +116,6 @@ class StoredCheckpoint:
         """The mesh that saved it: axis -> size, without axes of size 1; empty if the run did not record it."""
         return self.about.get("mesh", {})
 
-    @property
-    def step(self) -> int | None:
-        """The number of optimizer steps done; None if the state does not contain it."""
-        array = self.arrays.get("step")
-        return int(self.read(["step"])["step"].item()) if array is not None and array.size == 1 else None
-
     def read(self, paths: Sequence[str]) -> dict[str, np.ndarray]:
         """Reads whole arrays into memory, and compares them with their checksums.
 
@@ -130,9 +127,7 @@ class StoredCheckpoint:
             CheckpointUnavailable: The machine or the file system cannot read it.
         """
         arrays = self._restore({path: ocp.RestoreArgs(restore_type=np.ndarray) for path in paths})
-        wrong = [path for path, array in arrays.items() if host_checksum(array) != self.checksums[path]]
-        if wrong:
-            raise other_bits(self.folder, wrong, len(self.arrays))
+        self._check({path: host_checksum(array) for path, array in arrays.items()})
         return arrays
 
     def groups(self, paths: Iterable[str]) -> Iterator[list[str]]:
@@ -163,19 +158,20 @@ class StoredCheckpoint:
         """
         return self._restore(ocp.checkpoint_utils.construct_restore_args(dict(abstract))) if abstract else {}
 
-    def compare(self, arrays: Mapping[str, jax.Array]) -> None:
+    def compare(self, arrays: Mapping[str, jax.Array]) -> Mapping[str, jax.Array]:
         """Compares restored arrays with their checksums; all processes call this together.
 
         Args:
             arrays: Path -> global array.
 
+        Returns:
+            The same arrays.
+
         Raises:
             DamagedCheckpoint: Some have other bits than were saved; they are named.
         """
-        found = checksums_by_path(arrays)
-        wrong = [path for path, checksum in found.items() if checksum != self.checksums[path]]
-        if wrong:
-            raise other_bits(self.folder, wrong, len(arrays))
+        self._check(checksums_by_path(arrays))
+        return arrays
 
     def averages(self) -> dict[str, str]:
         """Returns the path of a parameter -> the path of its average; frozen parameters have none.
@@ -191,6 +187,11 @@ class StoredCheckpoint:
                 "optimizer.ema={decay: 0.999}."
             )
         return found
+
+    def _check(self, found: Mapping[str, int]) -> None:
+        wrong = [path for path, checksum in found.items() if checksum != self.checksums[path]]
+        if wrong:
+            raise other_bits(self.folder, wrong, len(found))
 
     def _restore(self, how: Mapping[str, ocp.RestoreArgs]) -> dict[str, Any]:
         request = dict.fromkeys(how, 0)
@@ -351,19 +352,15 @@ def restore_newest(
     """
     damaged: dict[int, str] = {}
     for step in steps:
-        folder, opened, states = directory / str(step), [], []
-
-        def read(folder: Path = folder, opened: list[Any] = opened) -> None:
-            stored = open_fitting(folder, abstract_state)
-            opened.append((stored, stored.restore(stored_arrays(abstract_state))))
-
-        def compare(opened: list[Any] = opened, states: list[Any] = states) -> None:
-            stored, arrays = opened[0]
-            states.append(compared_state(stored, arrays, abstract_state))
-
-        damage = find_damage(read, compare, f"{step} of {name}", seconds, log)
+        state, damage = restore_together(
+            partial(_read_fitting, directory / str(step), abstract_state),
+            lambda found: compared_state(found[0], found[1], abstract_state),
+            f"{step} of {name}",
+            seconds,
+            log,
+        )
         if not damage:
-            return Restored(step, states[0], damaged)
+            return Restored(step, state, damaged)
         damaged[step] = damage
         log(f"{damage} Going back to the checkpoint before it.")
     raise CheckpointError(
@@ -373,35 +370,42 @@ def restore_newest(
     )
 
 
-def find_damage(
-    read: Callable[[], None],
-    compare: Callable[[], None],
+def _read_fitting(folder: Path, abstract_state: Any) -> tuple[StoredCheckpoint, dict[str, jax.Array]]:
+    stored = open_fitting(folder, abstract_state)
+    return stored, stored.restore(stored_arrays(abstract_state))
+
+
+def restore_together(
+    read: Callable[[], Any],
+    compare: Callable[[Any], Any],
     name: str,
     seconds: float,
     log: Callable[[str], None] = lambda line: None,
-) -> str:
+) -> tuple[Any, str]:
     """Reads and compares arrays in all processes together; the first damage that one of them finds counts for all.
 
     Args:
         read: Reads the parts of this process; may raise DamagedCheckpoint.
-        compare: Compares checksums, which all processes compute together: only called if each has read its part.
+        compare: Receives what `read` returns, and compares checksums, which all processes compute together: only called
+            if each has read its part.
         name: The name of this check: the same in every process, another for every check.
         seconds: How long processes wait for each other.
         log: Receives a line now and then about processes that are missing.
 
     Returns:
-        The damage, or "".
+        The result of `compare`, and the damage or "".
 
     Raises:
         ProcessesMissing: A process did not report what it found.
     """
-    for phase, action in (("read", read), ("compare", compare)):
+    result: Any = None
+    for phase, action in (("read", lambda _: read()), ("compare", compare)):
         damage = ""
         try:
-            action()
+            result = action(result)
         except DamagedCheckpoint as error:
             damage = str(error)
         found = next(filter(None, exchange(f"{phase} {name}", damage, seconds=seconds, say=log)), "")
         if found:
-            return found
-    return ""
+            return None, found
+    return result, ""

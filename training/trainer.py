@@ -10,7 +10,7 @@ no run directory; `Checkpoints` save if they are given.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,11 @@ class Trainer:
             num_steps=number,
             shuffle=shuffle,
         )
-        held_out = [*rows_in_order(evaluation)] if evaluation is not None else None
+        held_out = [*rows_in_order(evaluation)] if evaluation is not None else []
+
+        def evaluate(state: TrainState) -> dict[str, float]:
+            return {f"eval_{name}": value for name, value in self._evaluate(state, held_out).items()}
+
         self._predictor = None
         with closing(batches):
             fitted = fit(
@@ -171,7 +175,7 @@ class Trainer:
                 self.state,
                 batches,
                 callbacks=callbacks,
-                evaluate=None if held_out is None else lambda state: self._evaluate_during_fit(state, held_out),
+                evaluate=None if evaluation is None else evaluate,
                 evaluate_every=evaluate_every,
                 checkpoints=checkpoints,
                 save_every=save_every,
@@ -221,9 +225,6 @@ class Trainer:
 
     def _evaluate(self, state: TrainState, sources: Iterable[Any]) -> dict[str, float]:
         return evaluate_sources(self.step, state.params, state.model_state, sources, global_batch=self.global_batch)
-
-    def _evaluate_during_fit(self, state: TrainState, sources: Iterable[Any]) -> dict[str, float]:
-        return {f"eval_{name}": value for name, value in self._evaluate(state, sources).items()}
 
     def _predictions(self, source: Any) -> Iterator[dict[str, np.ndarray]]:
         if self._predictor is None or self._predictor[0] is not self.state:
@@ -280,8 +281,9 @@ def _gives_batches(data: Any) -> bool:
         UserError: It is not data.
     """
     if not isinstance(data, list) and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        if _first_is_mapping(data):
-            return False
+        with suppress(LookupError, TypeError):  # of empty data, and of tables, which are indexed by name
+            if isinstance(data[0], Mapping):
+                return False
         raise UserError(
             f"A {type(data).__name__} alone is not enough: the meaning of its values is missing. Give arrays by name, "
             'such as {"inputs": x, "targets": y}, or a tuple (inputs, targets).'
@@ -291,12 +293,3 @@ def _gives_batches(data: Any) -> bool:
     raise UserError(
         f"A {type(data).__name__} is not data. Give arrays by name, a tuple (inputs, targets), a source, or batches."
     )
-
-
-def _first_is_mapping(data: Any) -> bool:
-    """Returns True if the first row is a mapping of arrays; False for empty data and tables, which are indexed by
-    name."""
-    try:
-        return isinstance(data[0], Mapping)
-    except (LookupError, TypeError):
-        return False

@@ -81,6 +81,9 @@ class Conductor:
         run.on_request = self._on_request
         for name, callback in self._callbacks:
             self._prepare(name, callback)
+        known = run.metrics() if any(getattr(each, "monitors", None) for _, each in self._callbacks) else None
+        if known is not None:
+            self._check_monitored(known)
 
     def restore(self, notes: Mapping[str, Any]) -> str:
         """Restores the callbacks from a checkpoint; see `restore_callbacks`."""
@@ -212,8 +215,6 @@ class Conductor:
                 f"{name} needs {monitored or 'evaluations'}, but the evaluation split is missing. Raise "
                 "data.eval_fraction, or remove the callback."
             )
-        if monitored:
-            self._check_monitored(run.metrics())
         if isinstance(callback, Callback) and callback.writes:
             key, own = f"{name.partition(' ')[0]}.path", getattr(type(callback), "path", "")
             check_output(run.folder, vars(callback)["path"], callback.writes, key, own, probe=run.is_main)
@@ -221,13 +222,9 @@ class Conductor:
             with as_user_error(f"{name}, prepare", callback.prepare):
                 callback.prepare(run)
 
-    def _check_monitored(self, known: Collection[str] | None) -> None:
-        """Checks that evaluations have the metrics that callbacks monitor.
-
-        Args:
-            known: The names of the metrics; None if only an evaluation itself can tell.
-        """
-        for name, callback in self._callbacks if known is not None else ():
+    def _check_monitored(self, known: Collection[str]) -> None:
+        """Checks that callbacks monitor only metrics with these names."""
+        for name, callback in self._callbacks:
             monitored = getattr(callback, "monitors", None)
             if monitored and monitored not in known:
                 near = did_you_mean(monitored, known)

@@ -198,8 +198,7 @@ def _is_exported_file(file: Path) -> bool:
 def _sources(stored: StoredCheckpoint, whole_state: bool, unstack: bool, *, merge: bool, ema: bool) -> list[_Source]:
     """Returns the arrays to export, the widest dtype first: then each array is aligned in one file."""
     library = str(stored.about.get("library", ""))
-    averages = stored.averages() if ema else {}
-    stored_as: dict[str, str] = {f"{PARAMETERS}{path}": average for path, average in averages.items()}
+    averages = {f"{PARAMETERS}{path}": average for path, average in stored.averages().items()} if ema else {}
     adapters = _adapters(stored) if merge else {}
     bases = [path.partition(f"/{BASE}/")[0] + f"/{BASE}/" for path in adapters if f"/{BASE}/" in path]
     sources = []
@@ -215,8 +214,8 @@ def _sources(stored: StoredCheckpoint, whole_state: bool, unstack: bool, *, merg
         if unstack and is_blocks:
             front, _, rest = name.partition("blocks/")
             names = tuple(f"{front}blocks/{number}/{rest}" for number in range(array.shape[0]))
-        pair = tuple(stored_as.get(each, each) for each in adapters.get(path, ()))
-        sources.append(_Source(stored_as.get(path, path), pair, names, unstack and is_blocks))
+        pair = tuple(averages.get(each, each) for each in adapters.get(path, ()))
+        sources.append(_Source(averages.get(path, path), pair, names, unstack and is_blocks))
     return sorted(sources, key=lambda source: -stored.arrays[source.stored].dtype.itemsize)
 
 

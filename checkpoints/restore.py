@@ -100,7 +100,7 @@ class StoredCheckpoint:
         self.folder = absolute_path(folder)
         with reading(self.folder):
             description = read_description(self.folder)
-            tree = _handler().metadata(epath.Path(self.folder / STATE)).tree
+            tree: dict[str, Any] = dict(_handler().metadata(epath.Path(self.folder / STATE)).tree)
         self.about: dict[str, Any] = description["about"]
         self.notes: dict[str, Any] = description["notes"]
         self.step: int = description["step"]

@@ -57,18 +57,15 @@ def make_learning_rate(peak: float, schedule: Mapping[str, Any], num_steps: int)
 
     Args:
         peak: `optimizer.learning_rate`.
-        schedule: `optimizer.schedule`: a name and the options of that schedule.
+        schedule: `optimizer.schedule`: a name and valid options of that schedule (see `learning_rate_problems`).
         num_steps: Optimizer steps of the whole run.
 
     Returns:
         A function from a step, or an array of steps, to the learning rate.
 
     Raises:
-        UserError: The schedule or an option is unknown or invalid, or the schedule is longer than the run.
+        UserError: The schedule is longer than the run.
     """
-    problems = learning_rate_problems(schedule)
-    if problems:
-        raise UserError("\n".join(problems))
     options = dict(schedule)
     return SCHEDULES[options.pop("name", "constant")](peak, num_steps, **options)
 

@@ -1,13 +1,12 @@
 import json
 import os
 import struct
-import time
 
 import pytest
 import yaml
 from spmdkit.launch.cli import main
+from spmdkit.layouts.paths import flatten_mapping
 from spmdkit.mesh.errors import UserError
-from spmdkit.training.callbacks.callback import Run
 from spmdkit.training.callbacks.trackers import MLflow, TensorBoard, WeightsAndBiases, _name
 from support.runs import write_config
 from support.training import play
@@ -43,6 +42,12 @@ def test_tensorboard_contains_every_metric(tmp_path):
     play(TensorBoard(), losses=[0.125], every=3, steps=4, folder=tmp_path)
     losses = {("loss", step): float(step) for step in (1, 2, 3, 4)}
     assert scalars(tmp_path / "tensorboard") == {**losses, ("eval_loss", 3): 0.125}
+
+
+def test_other_processes_send_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(Run, "is_main", False)
+    play(TensorBoard(), losses=[0.125], steps=2, folder=tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def records_of(data):
@@ -96,15 +101,6 @@ def values_of(folder, name):
     return [(float(value), int(step)) for _, value, step in map(str.split, lines)]
 
 
-def leaves(tree, above=""):
-    """Every key of a config with its value as text; an empty section is a value."""
-    found = {}
-    for name, value in tree.items():
-        deeper = leaves(value, f"{above}{name}.") if isinstance(value, dict) and value else {f"{above}{name}": value}
-        found |= deeper
-    return found
-
-
 def status_of(folder):
     """1 running, 3 finished, 4 failed."""
     return yaml.safe_load((folder / "meta.yaml").read_text())["status"]
@@ -119,9 +115,7 @@ def test_mlflow_contains_the_metrics_and_the_config(tmp_path):
     sample = {"length": 0, "prompt": "x" * 600}
     sections = {"eval": {"every": 2}, "callbacks": [callback], "sample": sample}
     config = write_config(tmp_path, train=train, run={"log_every": 1}, **sections)
-    begin = int(1000 * time.time())
     assert main(["train", str(config)]) == 0
-    end = int(1000 * time.time())
     (folder,) = run_folders(tmp_path / "run" / "mlruns")
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     names = {name for record in records for name in record} - {"step"}
@@ -130,11 +124,8 @@ def test_mlflow_contains_the_metrics_and_the_config(tmp_path):
         expected = [(record[name], record["step"]) for record in records if name in record]
         assert values_of(folder, name) == expected, name
     assert len(values_of(folder, "loss")) == 4
-    times = [int(line.split()[0]) for line in (folder / "metrics" / "loss").read_text().splitlines()]
-    assert sorted(times) == times
-    assert begin <= times[0] <= times[-1] <= end
     params = {path.name: path.read_text() for path in (folder / "params").iterdir()}
-    whole = leaves(yaml.safe_load((tmp_path / "run" / "config.yaml").read_text()))
+    whole = flatten_mapping(yaml.safe_load((tmp_path / "run" / "config.yaml").read_text()))
     assert len(whole) > 100  # as many as one call takes
     assert params.keys() == whole.keys()
     assert params["train.global_batch"] == "16"
@@ -179,20 +170,6 @@ def test_resumed_run_is_another_one_of_the_experiment(monkeypatch, tmp_path):
         assert (folders[name] / "tags" / "spmdkit.start_step").read_text() == start
         assert (folders[name] / "tags" / "spmdkit.run_dir").read_text() == str(tmp_path)
         assert status_of(folders[name]) == 3
-
-
-@pytest.mark.libraries
-@pytest.mark.filterwarnings("default")
-def test_mlflow_sends_to_the_server_from_one_process(monkeypatch, tmp_path):
-    """A store elsewhere stands for a server."""
-    pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    play(MLflow(tracking_uri=(tmp_path / "store").as_uri()), every=1, steps=1, folder=tmp_path / "run")
-    assert len(run_folders(tmp_path / "store")) == 1
-    assert not (tmp_path / "run").exists()
-    monkeypatch.setattr(Run, "is_main", False)
-    play(MLflow(), every=1, steps=1, folder=tmp_path / "other")
-    assert not (tmp_path / "other").exists()
 
 
 def test_mlflow_failure_does_not_stop_training(monkeypatch, tmp_path):

@@ -44,20 +44,18 @@ def test_a_pause_comes_when_all_is_done_and_before_the_next_step():
 # From plain Python, with arrays in memory.
 
 
-def batches(num_steps: int):
-    random = np.random.default_rng(0)
-    for number in range(num_steps):
-        yield {
-            "inputs": random.normal(size=(ROWS, FEATURES)).astype(np.float32),
-            "targets": random.integers(CLASSES, size=ROWS).astype(np.int32),
-            "weights": np.ones(ROWS, np.float32),
-            "example": np.arange(number * ROWS, (number + 1) * ROWS, dtype=np.int32),
-        }
+RANDOM = np.random.default_rng(0)
+BATCH = {
+    "inputs": RANDOM.normal(size=(ROWS, FEATURES)).astype(np.float32),
+    "targets": RANDOM.integers(CLASSES, size=ROWS).astype(np.int32),
+    "weights": np.ones(ROWS, np.float32),
+    "example": np.arange(ROWS, dtype=np.int32),
+}
 
 
 @pytest.fixture(scope="module")
 def model():
-    return mlp(MLPConfig(features=FEATURES, classes=CLASSES, widths=(1024,)))
+    return mlp(MLPConfig(features=FEATURES, classes=CLASSES, widths=(16,)))
 
 
 @pytest.mark.slow
@@ -65,17 +63,16 @@ def test_evaluation_weighs_rows(model):
     layouts = spmdkit.lay_out(model, {"data": 8})
     step = spmdkit.build_step(model, optax.sgd(0.1), layouts)
     params = step.init(seed=0).params
-    whole = next(batches(1))
-    padded = {**whole, "weights": (np.arange(ROWS) < 5).astype(np.float32)}
-    found = evaluate(step, params, [whole, padded])
-    total, weight = model.loss(jax.device_get(params), {name: jnp.asarray(leaf) for name, leaf in whole.items()}, None)
+    padded = {**BATCH, "weights": (np.arange(ROWS) < 5).astype(np.float32)}
+    found = evaluate(step, params, [BATCH, padded])
+    total, weight = model.loss(jax.device_get(params), {name: jnp.asarray(leaf) for name, leaf in BATCH.items()}, None)
     few, fewer = model.loss(jax.device_get(params), {name: jnp.asarray(leaf) for name, leaf in padded.items()}, None)
     assert found == pytest.approx(float((total + few) / (weight + fewer)), rel=1e-5)
 
 
 def test_nothing_to_evaluate(model):
     step = spmdkit.build_step(model, optax.sgd(0.1), spmdkit.lay_out(model, {"data": 8}))
-    empty = {**next(batches(1)), "weights": np.zeros(ROWS, np.float32)}
+    empty = {**BATCH, "weights": np.zeros(ROWS, np.float32)}
     for nothing in ([], [empty]):
         with pytest.raises(ValueError, match=r"nothing to evaluate: .* Raise data\.eval_fraction"):
             evaluate(step, step.init(seed=0).params, nothing)

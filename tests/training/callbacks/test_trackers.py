@@ -7,6 +7,7 @@ import yaml
 from spmdkit.launch.cli import main
 from spmdkit.layouts.paths import flatten_mapping
 from spmdkit.mesh.errors import UserError
+from spmdkit.training.callbacks.callback import Run
 from spmdkit.training.callbacks.trackers import MLflow, TensorBoard, WeightsAndBiases, _name
 from support.runs import write_config
 from support.training import play

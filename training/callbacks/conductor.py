@@ -11,6 +11,7 @@ even if a callback decides by a clock or a file, all processes do the same after
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -196,17 +197,15 @@ class Conductor:
         self._run.state = None
 
     def close(self) -> None:
-        """Closes every callback; raises the first error after all are closed."""
-        failure: Exception | None = None
-        for name, callback in reversed(self._callbacks):
-            try:
+        """Closes every callback, the last one first; raises an error after all are closed."""
+        with ExitStack() as closing:
+            for name, callback in self._callbacks:
                 if implements(callback, "close"):
-                    with as_user_error(f"{name}, close", callback.close):
-                        callback.close()
-            except Exception as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
+                    closing.callback(self._close, name, callback)
+
+    def _close(self, name: str, callback: Any) -> None:
+        with as_user_error(f"{name}, close", callback.close):
+            callback.close()
 
     def _prepare(self, name: str, callback: Any) -> None:
         run, monitored = self._run, getattr(callback, "monitors", None)

@@ -106,10 +106,13 @@ def _format_directory(found: Mapping[str, Any]) -> Iterator[str]:
 def _format_one(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"{display_path(found['folder'])}: {format_bytes(found['bytes'])} on disk, saved {found['saved']}"
     yield from _summarize(found)
-    width = max(len(each["path"]) for each in found["arrays"])
-    for each in found["arrays"]:
-        shape = "x".join(map(str, each["shape"])) or "scalar"
-        yield f"  {each['path']:<{width}}  {each['dtype']:<14}  {shape:<16}  {format_bytes(each['bytes']):>10}"
+    rows = [
+        (each["path"], each["dtype"], "x".join(map(str, each["shape"])) or "scalar", format_bytes(each["bytes"]))
+        for each in found["arrays"]
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for path, dtype, shape, size in rows:
+        yield f"  {path:<{widths[0]}}  {dtype:<{widths[1]}}  {shape:<{widths[2]}}  {size:>{widths[3]}}"
 
 
 def _summarize(found: Mapping[str, Any]) -> Iterator[str]:

@@ -128,7 +128,7 @@ def export(
     with atomic_write(target) as partial:
         widened = write(stored, sources, partial)
     num_arrays = sum(len(source.names) for source in sources)
-    return Exported(target, num_arrays, sum(stored.arrays[source.stored].nbytes for source in sources), widened)
+    return Exported(target, num_arrays, stored.num_bytes(*(source.stored for source in sources)), widened)
 
 
 def add_suffix(kind: str | None, target: Path) -> Path:
@@ -242,7 +242,7 @@ def _adapters(stored: StoredCheckpoint) -> dict[str, tuple[str, str]]:
 
 def _read(stored: StoredCheckpoint, sources: list[_Source], what: str) -> Iterator[tuple[_Source, np.ndarray]]:
     """Reads the sources in order, small ones together, and merges their adapters."""
-    progress = ByteProgress(what, sum(stored.arrays[source.stored].nbytes for source in sources))
+    progress = ByteProgress(what, stored.num_bytes(*(source.stored for source in sources)))
     by_path = {source.stored: source for source in sources}
     for group in stored.groups(by_path):
         arrays = stored.read(group)

@@ -56,7 +56,7 @@ def describe(stored: StoredCheckpoint) -> dict[str, Any]:
     Returns:
         Plain values: `folder`, `step`, `saved` (local time), `bytes` (on disk), `parameters` (the number of elements),
         `about` (plain values about the run), `mesh` (axis -> size, without axes of size 1), `groups` (name -> arrays,
-        numbers, bytes), `arrays` (path, shape, dtype, bytes, chunk).
+        numbers, bytes), `arrays` (path, shape, dtype, bytes).
 
     Raises:
         CheckpointUnavailable: The machine or the file system cannot read it.
@@ -67,9 +67,9 @@ def describe(stored: StoredCheckpoint) -> dict[str, Any]:
         group = groups.setdefault(path.split("/")[0], {"arrays": 0, "numbers": 0, "bytes": 0})
         group["arrays"] += 1
         group["numbers"] += array.size
-        group["bytes"] += array.nbytes
+        group["bytes"] += stored.num_bytes(path)
         kind = {"path": path, "shape": list(array.shape), "dtype": str(array.dtype)}
-        arrays.append({**kind, "bytes": array.nbytes, "chunk": list(array.chunk)})
+        arrays.append({**kind, "bytes": stored.num_bytes(path)})
     return {
         "folder": str(stored.folder),
         "step": stored.step,

@@ -98,7 +98,7 @@ def verify_one(folder: Path) -> Verdict:
     """
     try:
         stored = StoredCheckpoint(folder)
-        sizes = {path: array.nbytes for path, array in stored.arrays.items()}
+        sizes = {path: stored.num_bytes(path) for path in stored.arrays}
     except DamagedCheckpoint as error:
         return Verdict(folder, 0, 0, {"": _shorten(folder, error)})
     progress = ByteProgress(display_path(folder), sum(sizes.values()))

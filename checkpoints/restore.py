@@ -11,7 +11,6 @@ no public way to read a part of an array without a device for it, so that the ho
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,36 +48,12 @@ def _handler() -> ocp.PyTreeCheckpointHandler:
     return ocp.PyTreeCheckpointHandler()
 
 
-class StoredArray(NamedTuple):
-    """An array of a checkpoint.
-
-    Attributes:
-        shape: Its global shape.
-        dtype: Its dtype; one of ml_dtypes if NumPy has none.
-        chunk: The shape of the pieces that it is stored in.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    chunk: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the whole array in memory."""
-        return array_bytes(self.shape, self.dtype)
-
-
 class StoredCheckpoint:
     """A checkpoint on disk, opened for reading.
 
     Attributes:
         folder: Its directory.
-        arrays: Its arrays by path.
+        arrays: Path -> global shape and dtype; the dtype is one of ml_dtypes if NumPy has none.
         checksums: The checksum of each array before it was saved, by path.
         about: Plain values about the run that saved it, see `describe_run`.
         notes: Plain values of the save, such as the state of callbacks.
@@ -107,14 +82,17 @@ class StoredCheckpoint:
         self.saved: float = description["saved"]
         self.checksums: dict[str, int] = description["checksums"]
         self.arrays = {
-            path: StoredArray(tuple(array.shape), np.dtype(array.dtype), tuple(array.storage.chunk_shape))
-            for path, array in tree.items()
+            path: jax.ShapeDtypeStruct(tuple(array.shape), np.dtype(array.dtype)) for path, array in tree.items()
         }
 
     @property
     def mesh(self) -> dict[str, int]:
         """The mesh that saved it: axis -> size, without axes of size 1; empty if the run did not record it."""
         return self.about.get("mesh", {})
+
+    def num_bytes(self, *paths: str) -> int:
+        """Returns the bytes of some arrays in memory."""
+        return sum(array_bytes(self.arrays[path].shape, self.arrays[path].dtype) for path in paths)
 
     def read(self, paths: Sequence[str]) -> dict[str, np.ndarray]:
         """Reads whole arrays into memory, and compares them with their checksums.
@@ -135,11 +113,11 @@ class StoredCheckpoint:
         group: list[str] = []
         num_bytes = 0
         for path in paths:
-            if group and num_bytes + self.arrays[path].nbytes > GROUP_BYTES:
+            if group and num_bytes + self.num_bytes(path) > GROUP_BYTES:
                 yield group
                 group, num_bytes = [], 0
             group.append(path)
-            num_bytes += self.arrays[path].nbytes
+            num_bytes += self.num_bytes(path)
         if group:
             yield group
 

@@ -136,12 +136,27 @@ def fit(
         say=say,
         can_scale=LEARNING_RATE in factors_of(state),
     )
-    replicas, last, records = ReplicaCheck(state), num_steps, []
+    return _fit(run, callbacks, step, state, batches, evaluate, evaluate_every, checkpoints, save_every, log_every)
+
+
+def _fit(
+    run: Run,
+    callbacks: Sequence[Any],
+    step: Step,
+    state: TrainState,
+    batches: Iterable[Batch],
+    evaluate: Callable[[TrainState], Mapping[str, float]] | None,
+    evaluate_every: int,
+    checkpoints: Checkpoints | None,
+    save_every: int,
+    log_every: int,
+) -> Fitted:
+    replicas, records = ReplicaCheck(state), []
 
     def save(number: int, state: TrainState, notes: Mapping[str, Any]) -> None:
         if checkpoints is not None:
             replicas.check(number, state)
-            checkpoints.save(number, state, say, notes=notes, also_keep=run.kept)
+            checkpoints.save(number, state, run.say, notes=notes, also_keep=run.kept)
 
     def record(progress: Progress) -> None:
         records.append({**progress._asdict(), **progress.extra})
@@ -149,32 +164,32 @@ def fit(
         conductor.logged(records[-1])
 
     def save_at_stop(number: int, state: TrainState) -> None:
-        if not conductor.ended.end and number > start:  # if a callback ends training, its pause saves
+        if not conductor.ended.end and number > run.start:  # if a callback ends training, its pause saves
             conductor.save(number, state)
 
     def report_skip(number: int, found: str) -> None:
         if run.is_main:
-            say(f"Step {number}: {found}; its update was left out (loss_scale, which halves).")
+            run.say(f"Step {number}: {found}; its update was left out (loss_scale, which halves).")
 
     with stops_on_signals() as gate:
         conductor = Conductor(
             [Named(f"callbacks.{place} ({type(each).__name__})", each) for place, each in enumerate(callbacks)],
             run,
             gate,
-            evaluates_at=lambda number: evaluate is not None and is_due(number, evaluate_every, last),
-            saves_at=lambda number: checkpoints is not None and is_due(number, save_every, last),
+            evaluates_at=lambda number: evaluate is not None and is_due(number, evaluate_every, run.num_steps),
+            saves_at=lambda number: checkpoints is not None and is_due(number, save_every, run.num_steps),
             evaluate=lambda number, state: evaluate(state) if evaluate else {},
             save=save,
         )
-        if start and checkpoints is not None:
-            conductor.restore(checkpoints.notes(start))
+        if run.start and checkpoints is not None:
+            conductor.restore(checkpoints.notes(run.start))
         state = run_with_callbacks(
             conductor,
             step,
             state,
             batches,
             finish_saves=checkpoints.wait if checkpoints is not None else lambda: None,
-            start=start,
+            start=run.start,
             log_every=log_every,
             on_progress=record,
             on_stop=save_at_stop,

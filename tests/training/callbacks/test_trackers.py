@@ -1,6 +1,9 @@
 import json
 import os
 import struct
+import sys
+import types
+from importlib.machinery import ModuleSpec
 
 import pytest
 import yaml
@@ -51,45 +54,46 @@ def test_other_processes_send_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def records_of(data):
-    """After 7 bytes, blocks of 32 KiB of parts: checksum, length, kind (1 whole, 2 first, 3 middle, 4 last), bytes."""
-    from wandb.proto import wandb_internal_pb2
+class FakeWandb(types.ModuleType):
+    """The functions of wandb that are called, with what they were given."""
 
-    found, parts, at = [], b"", 7
-    while at < len(data):
-        left = 32768 - at % 32768
-        if left < 7:
-            at += left
-            continue
-        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
-        parts += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):
-            found.append(wandb_internal_pb2.Record.FromString(parts))
-            parts = b""
-    return found
+    def __init__(self):
+        super().__init__("wandb")
+        self.__spec__ = ModuleSpec("wandb", None)
+        self.given, self.logged, self.ended = {}, [], []
+
+    def init(self, **given):
+        self.given = given
+        return self
+
+    def log(self, metrics, step):
+        self.logged.append((step, metrics))
+
+    def finish(self, exit_code):
+        self.ended.append(exit_code)
+
+    def Settings(self, **given):
+        return given
 
 
-@pytest.mark.slow
-@pytest.mark.libraries
-@pytest.mark.filterwarnings("default")
-def test_wandb_writes_metrics_offline(tmp_path, monkeypatch):
-    pytest.importorskip("wandb", reason="no wandb: pip install 'spmdkit[wandb]'")
-    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
-    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
-    play(WeightsAndBiases(project="mine"), losses=[0.125], every=3, steps=4, folder=tmp_path)
-    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    records = records_of(file.read_bytes())
-    written = [
-        {(item.key or ".".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}
-        for record in records
-        if record.WhichOneof("record_type") == "history"
-    ]
-    assert [each["_step"] for each in written] == [1, 2, 3, 4]
-    assert [each["loss"] for each in written] == [1, 2, 3, 4]
-    assert [each.get("eval_loss") for each in written] == [None, None, 0.125, None]
-    assert [record.run.project for record in records if record.WhichOneof("record_type") == "run"][:1] == ["mine"]
-    assert [record.exit.exit_code for record in records if record.WhichOneof("record_type") == "exit"] == [0]
+def test_wandb_receives_metrics_and_the_end(tmp_path, monkeypatch):
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    play(WeightsAndBiases(project="mine"), losses=[0.125], every=3, steps=3, folder=tmp_path)
+    given = {name: wandb.given[name] for name in ("project", "name", "group", "dir", "mode")}
+    name = tmp_path.name
+    assert given == {"project": "mine", "name": name, "group": name, "dir": str(tmp_path), "mode": "offline"}
+    assert wandb.logged == [(1, {"loss": 1}), (2, {"loss": 2}), (3, {"loss": 3, "eval_loss": 0.125})]
+    assert wandb.ended == [0]
+    with pytest.raises(UserError, match="broken"):
+        play(WeightsAndBiases(), Breaks(), steps=4, folder=tmp_path)
+    assert wandb.ended == [0, 1]
+
+
+class Breaks:
+    def on_step_end(self, run, record):
+        if record["step"] == 3:
+            raise RuntimeError("broken")
 
 
 def run_folders(store):
@@ -141,11 +145,6 @@ def test_mlflow_contains_the_metrics_and_the_config(tmp_path):
 @pytest.mark.filterwarnings("default")
 def test_mlflow_omits_non_finite_values_and_marks_failures(tmp_path):
     pytest.importorskip("mlflow")
-
-    class Breaks:
-        def on_step_end(self, run, record):
-            if record["step"] == 3:
-                raise RuntimeError("broken")
 
     with pytest.raises(UserError, match="broken"):
         play(MLflow(), Breaks(), losses=[float("inf"), 0.5], every=1, steps=4, folder=tmp_path)

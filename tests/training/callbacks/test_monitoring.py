@@ -1,6 +1,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 from spmdkit.mesh.errors import UserError
 from spmdkit.training.callbacks.callback import Run
@@ -63,12 +64,19 @@ def test_requires_the_monitored_metric():
         (EarlyStopping, {"patience": 0, "min_delta": -1}, "patience must be at least 1, got 0.\nmin_delta must be"),
         (EarlyStopping, {"min_delta": math.nan}, "min_delta must be a finite number, got nan."),
         (ReduceOnPlateau, {"factor": 1}, "factor must be less than 1, got 1."),
+        (ReduceOnPlateau, {"factor": "half"}, "factor must be a number, got 'half'."),
+        (EarlyStopping, {"patience": 2.5}, "patience must be an integer, got 2.5."),
+        (EarlyStopping, {"patience": True}, "patience must be an integer, got True."),
     ],
 )
 def test_rejects_options_out_of_range(cls, options, message):
     with pytest.raises(UserError) as raised:
         cls(**options)
     assert str(raised.value).startswith(message)
+
+
+def test_accepts_numbers_of_numpy():
+    assert EarlyStopping(patience=np.int64(2), min_delta=np.float32(0.5)).patience == 2
 
 
 def factors(losses, **options):

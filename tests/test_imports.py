@@ -21,7 +21,7 @@ MAX_CODE_LINES = {
     "parallel": 9000,
     "models": 3000,
     "data": 2850,
-    "checkpoints": 1130,
+    "checkpoints": 1120,
     "training": 2570,
     "configs": 1750,
     "runtime": 4200,

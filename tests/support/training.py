@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from spmdkit.parallel.step.state import StepMetrics, TrainState
 from spmdkit.training.callbacks.callback import Run
-from spmdkit.training.callbacks.conductor import Conductor, Named
+from spmdkit.training.callbacks.conductor import Conductor
 from spmdkit.training.callbacks.rate_factor import adjustable
 from spmdkit.training.loop import run_steps
 from spmdkit.training.optimizing.optimizers import make_optimizer
@@ -89,7 +89,7 @@ def play(
     )
     gate = Gate()
     conductor = Conductor(
-        [Named(f"{place} ({type(each).__name__})", each) for place, each in enumerate(callbacks)],
+        {f"{place} ({type(each).__name__})": each for place, each in enumerate(callbacks)},
         run,
         gate,
         evaluates_at=lambda number: bool(losses) and number % every == 0,

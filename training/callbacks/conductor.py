@@ -10,10 +10,10 @@ even if a callback decides by a clock or a file, all processes do the same after
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...data.ordering.order import batch_number
 from ...mesh.errors import UserError, did_you_mean
@@ -29,24 +29,12 @@ AGREEMENTS = count(1)
 """Numbers the agreements of this process, across conductors: a run that rolls back creates another one."""
 
 
-class Named(NamedTuple):
-    """A callback with its name.
-
-    Attributes:
-        name: The name for messages: "callbacks.0 (early_stopping)".
-        callback: Any object with methods of `Callback`.
-    """
-
-    name: str
-    callback: Any
-
-
 class Conductor:
     """The callbacks of one run, and its pauses. Every process has one, with the same callbacks."""
 
     def __init__(
         self,
-        callbacks: Sequence[Named],
+        callbacks: Mapping[str, Any],
         run: Run,
         gate: Gate,
         *,
@@ -59,7 +47,7 @@ class Conductor:
         """Lets the callbacks check that they can work.
 
         Args:
-            callbacks: The callbacks in order.
+            callbacks: Name for messages, such as "callbacks.0 (early_stopping)" -> callback, in order.
             run: Their view of the run; `run.evaluates` is False if `evaluate` must not be called.
             gate: The gate of the run.
             evaluates_at: Returns whether to evaluate after a step, apart from requests.
@@ -71,7 +59,7 @@ class Conductor:
         Raises:
             UserError: A callback cannot work.
         """
-        self._callbacks, self._run, self._gate = list(callbacks), run, gate
+        self._callbacks, self._run, self._gate = dict(callbacks), run, gate
         self._evaluates_at, self._saves_at, self._evaluate, self._save = evaluates_at, saves_at, evaluate, save
         self._seconds = seconds
         self._pausing = False
@@ -80,9 +68,9 @@ class Conductor:
         self._has_epochs = bool(run.examples and (self._handlers["on_epoch_begin"] or self._handlers["on_epoch_end"]))
         self.ended = Requests()
         run.on_request = self._on_request
-        for name, callback in self._callbacks:
+        for name, callback in self._callbacks.items():
             self._prepare(name, callback)
-        known = run.metrics() if any(getattr(each, "monitors", None) for _, each in self._callbacks) else None
+        known = run.metrics() if any(getattr(each, "monitors", None) for each in self._callbacks.values()) else None
         if known is not None:
             self._check_monitored(known)
 
@@ -185,8 +173,8 @@ class Conductor:
         """
         self._enter(number, state)
         self._call("on_save_begin")
-        having = [named for named in self._callbacks if implements(named.callback, "state")]
-        notes = {"callbacks": [[_kind(name), _state_of(name, callback)] for name, callback in having]}
+        having = {name: each for name, each in self._callbacks.items() if implements(each, "state")}
+        notes = {"callbacks": [[_kind(name), _state_of(name, callback)] for name, callback in having.items()]}
         self._save(number, state, notes if having else {})
         self._call("on_save_end")
 
@@ -199,7 +187,7 @@ class Conductor:
     def close(self) -> None:
         """Closes every callback, the last one first; raises an error after all are closed."""
         with ExitStack() as closing:
-            for name, callback in self._callbacks:
+            for name, callback in self._callbacks.items():
                 if implements(callback, "close"):
                     closing.callback(self._close, name, callback)
 
@@ -223,7 +211,7 @@ class Conductor:
 
     def _check_monitored(self, known: Collection[str]) -> None:
         """Checks that callbacks monitor only metrics with these names."""
-        for name, callback in self._callbacks:
+        for name, callback in self._callbacks.items():
             monitored = getattr(callback, "monitors", None)
             if monitored and monitored not in known:
                 near = did_you_mean(monitored, known)
@@ -233,8 +221,8 @@ class Conductor:
                 )
 
     def _methods(self, event: str) -> list[tuple[str, Callable[..., Any]]]:
-        having = [named for named in self._callbacks if implements(named.callback, event)]
-        return [(f"{name}, {event}", getattr(callback, event)) for name, callback in having]
+        having = {name: each for name, each in self._callbacks.items() if implements(each, event)}
+        return [(f"{name}, {event}", getattr(callback, event)) for name, callback in having.items()]
 
     def _call(self, event: str, *arguments: Any) -> None:
         for name, method in self._handlers[event]:
@@ -286,18 +274,18 @@ class Conductor:
         return self._has_epochs and self._epoch(number) > self._epoch(number - 1)
 
 
-def restore_callbacks(callbacks: Sequence[Named], notes: Mapping[str, Any]) -> str:
+def restore_callbacks(callbacks: Mapping[str, Any], notes: Mapping[str, Any]) -> str:
     """Restores callbacks from a checkpoint.
 
     Args:
-        callbacks: The callbacks in order.
+        callbacks: Name -> callback, in order.
         notes: The notes in the checkpoint; new callbacks have none.
 
     Returns:
         The reason that the run is already complete, or "".
     """
     states = list(notes.get("callbacks", ()))
-    for name, callback in callbacks:
+    for name, callback in callbacks.items():
         mine = next((each for each in states if each[0] == _kind(name)), None)
         if mine is None:
             continue
@@ -305,7 +293,7 @@ def restore_callbacks(callbacks: Sequence[Named], notes: Mapping[str, Any]) -> s
         if implements(callback, "restore"):
             with as_user_error(f"{name}, restore", callback.restore):
                 callback.restore(mine[1])
-    ends = [callback.finished() for _, callback in callbacks if implements(callback, "finished")]
+    ends = [callback.finished() for callback in callbacks.values() if implements(callback, "finished")]
     return next(filter(None, ends), "")
 
 

@@ -20,7 +20,7 @@ from ..steps.late_log import Progress
 from ..stopping.gate import stops_on_signals
 from .callback import Run
 from .callback_catalog import check_callback
-from .conductor import Conductor, Named
+from .conductor import Conductor
 from .rate_factor import LEARNING_RATE, factors_of
 
 
@@ -173,7 +173,7 @@ def _fit(
 
     with stops_on_signals() as gate:
         conductor = Conductor(
-            [Named(f"callbacks.{place} ({type(each).__name__})", each) for place, each in enumerate(callbacks)],
+            {f"callbacks.{place} ({type(each).__name__})": each for place, each in enumerate(callbacks)},
             run,
             gate,
             evaluates_at=lambda number: evaluate is not None and is_due(number, evaluate_every, run.num_steps),

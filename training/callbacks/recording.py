@@ -183,12 +183,8 @@ class Profile(Callback):
         elif run.step < self.start + self.steps:
             self._annotation.enter_context(jax.profiler.StepTraceAnnotation("train", step_num=run.step))
 
-    def on_train_end(self, run: Run) -> None:
-        """Ends a trace if the run was too short for it."""
-        self.close()
-
     def close(self) -> None:
-        """Ends the trace."""
+        """Ends the trace, also if the run was too short for it."""
         self._annotation.close()
         if self._is_tracing:
             self._is_tracing = False

@@ -9,9 +9,11 @@ ever gathered. An array of 16 or 8 bits counts each element as one word, one of 
 its own term; two swapped words change both. The checksum is computed on the devices before the save and after the
 restore: it covers writing, the disk, reading and resharding.
 
-Files: description.json contains what the run noted, and the SHA-256 of each file that describes the arrays:
+Files: description.json contains what the run noted, these checksums, and the SHA-256 of each file that describes the
+arrays:
 
-    {"description": {"about", "notes", "saved", "files": {name: SHA-256}}, "sha256": of the description}
+    {"description": {"step", "about", "notes", "checksums": {path: checksum}, "saved", "files": {name: SHA-256}},
+     "sha256": of the description}
 """
 
 import hashlib
@@ -20,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +30,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax import Array, lax
 
+from ..mesh.processes import local_copy
 from .damage import DamagedCheckpoint
 from .directory import DESCRIPTION, STATE
 
@@ -50,6 +53,11 @@ def checksums(arrays: Mapping[str, Array]) -> Array:
         (number of arrays,) uint32, in the order of the sorted paths.
     """
     return jnp.stack([_checksum(arrays[path]) for path in sorted(arrays)] or [jnp.uint32(0)])
+
+
+def checksums_by_path(arrays: Mapping[str, Array]) -> dict[str, int]:
+    """Returns the checksum of each array by path, after waiting for it; all processes call this together."""
+    return dict(zip(sorted(arrays), map(int, np.asarray(local_copy(checksums(arrays)))), strict=False))
 
 
 def host_checksum(array: np.ndarray) -> int:
@@ -83,20 +91,6 @@ def _mix(words: Any) -> Any:
     return words ^ (words >> 16)
 
 
-class Description(NamedTuple):
-    """The description of one checkpoint.
-
-    Attributes:
-        about: Plain values about the run that saved it.
-        notes: Plain values of this save.
-        saved: Seconds since 1970 when it was complete.
-    """
-
-    about: dict[str, Any]
-    notes: dict[str, Any]
-    saved: float
-
-
 def with_description(
     handler: ocp.CompositeCheckpointHandler, describe: Callable[[], Mapping[str, Any]]
 ) -> ocp.CompositeCheckpointHandler:
@@ -106,7 +100,7 @@ def with_description(
 
     Args:
         handler: Writes checkpoints; process 0 calls its `finalize` after all processes have written.
-        describe: Returns `about` and `notes` of the current save.
+        describe: Returns `step`, `about`, `notes` and `checksums` of the current save.
     """
     finalize = handler.finalize
 
@@ -123,11 +117,15 @@ def with_description(
     return handler
 
 
-def read_description(folder: Path) -> Description:
+def read_description(folder: Path) -> dict[str, Any]:
     """Reads the description of a checkpoint, and checks it and the files that it lists.
 
     Args:
         folder: The checkpoint.
+
+    Returns:
+        `step`, `about` (plain values about the run that saved it), `notes` (plain values of this save), `checksums`
+        (path -> checksum) and `saved` (seconds since 1970 when it was complete).
 
     Raises:
         DamagedCheckpoint: A file was changed.
@@ -145,7 +143,7 @@ def read_description(folder: Path) -> Description:
     for name, saved in description["files"].items():
         if _sha256((folder / STATE / name).read_bytes()) != saved:
             raise _changed(folder, f"{STATE}/{name}")
-    return Description(description["about"], description["notes"], description["saved"])
+    return description
 
 
 def _sha256_of_values(values: Mapping[str, Any]) -> str:

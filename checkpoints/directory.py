@@ -12,6 +12,7 @@ runs/one/checkpoints/40         one checkpoint; runs/one/40 is the same
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
@@ -26,12 +27,10 @@ REMOVED = "removed-"
 """Prefix of a checkpoint that is being removed: it is renamed first, so that a kill leaves no partial checkpoint."""
 DAMAGED = "damaged-"
 """Prefix of a checkpoint that could not be restored."""
-CHECKSUMS = "checksums"
-"""Path of the array of checksums within the arrays of a checkpoint."""
 STATE = "state"
 """Directory of a checkpoint that contains its arrays."""
 DESCRIPTION = "description.json"
-"""File of a checkpoint with its notes and the checksums of the files that describe it."""
+"""File of a checkpoint with its notes, the checksums of its arrays, and those of the files that describe them."""
 
 
 class Contents(NamedTuple):
@@ -97,10 +96,8 @@ def size_on_disk(folder: Path) -> int:
     total = 0
     for path, _, names in os.walk(folder):
         for name in names:
-            try:
+            with suppress(FileNotFoundError):
                 total += os.lstat(os.path.join(path, name)).st_size
-            except FileNotFoundError:
-                continue
     return total
 
 
@@ -144,13 +141,12 @@ def find(given: str, step: int | None = None) -> Found:
         step: The step of one checkpoint, from `--step`.
 
     Raises:
-        UserError: The name is empty or not valid UTF-8; CheckpointError if the directory is missing, it is not a run,
-            or the checkpoint is missing.
+        UserError: The name is empty; CheckpointError if the directory is missing, it is not a run, or the checkpoint is
+            missing.
         OSError: The file system cannot be read.
     """
     refuse_empty(given)
     path = absolute_path(given)
-    _check_encoding(path)
     if not path.exists():
         inside = path.parent / "checkpoints" / path.name
         if not (_is_checkpoint_name(path.name) and inside.is_dir()):
@@ -161,7 +157,12 @@ def find(given: str, step: int | None = None) -> Found:
     if _is_checkpoint_name(path.name) and not (path / "checkpoints").is_dir():
         if step is not None:
             raise UserError(f"--step {step}: {path} is one checkpoint already. Omit one of the two.")
-        return Found(path.parent, contents(path.parent), _complete(path))
+        if UNFINISHED in path.name:
+            raise CheckpointError(
+                f"The checkpoint {path} is unfinished: its save never ended, and the run does not use it. Use the one "
+                "before; the next save of the run removes this one."
+            )
+        return Found(path.parent, contents(path.parent), path)
     checkpoints = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     held = contents(checkpoints)
     if checkpoints is path and not any(held) and (path / "config.yaml").is_file():
@@ -193,33 +194,11 @@ def display_path(path: str | Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _check_encoding(path: Path) -> None:
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise UserError(
-            f"{path}: the name is not valid UTF-8, and no array can be read under such a name. Rename the directory."
-        ) from None
-
-
 def _of_step(checkpoints: Path, held: Contents, step: int) -> Path:
     if step in held.steps:
         return checkpoints / str(step)
-    unfinished = [name for name in held.unfinished if name.split(".")[0] == str(step)]
-    if unfinished:
-        return _complete(checkpoints / unfinished[0])
     there = ", ".join(map(str, held.steps)) or "none"
     raise CheckpointError(f"No checkpoint of step {step} in {checkpoints}; there are: {there}.{held.besides}")
-
-
-def _complete(path: Path) -> Path:
-    """Returns the path of a checkpoint if it was completed."""
-    if UNFINISHED in path.name:
-        raise CheckpointError(
-            f"The checkpoint {path} is unfinished: its save never ended, and the run does not use it. Use the one "
-            "before; the next save of the run removes this one."
-        )
-    return path
 
 
 def _is_checkpoint_name(name: str) -> bool:

@@ -13,8 +13,6 @@ lists its files in spmdkit-export.json: --force replaces only what an export wro
 
 import json
 import os
-import zipfile
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -39,7 +37,7 @@ KINDS = {"safetensors": ".safetensors", "npy": ""}
 MARK = "spmdkit-export.json"
 """File in an exported directory that lists its files; --force replaces a directory only if it contains nothing else."""
 SAVED_BY = "spmdkit"
-"""Mark of an exported file: in the header of .safetensors, in the comment of .npz."""
+"""Mark in the header of an exported .safetensors file."""
 ADAPTERS = MERGED, SEPARATE = ("merged", "separate")
 """The choices for low-rank adapters."""
 
@@ -123,22 +121,14 @@ def export(
         raise UserError("--whole-state exports parameters and averages, each under its own name. Omit --ema.")
     if lora not in ADAPTERS:
         raise UserError(f"lora={lora!r}: low-rank adapters are {' or '.join(ADAPTERS)}.")
-    averages = {f"{PARAMETERS}{path}": average for path, average in stored.averages().items()} if ema else {}
-    sources = [
-        source._replace(
-            stored=averages.get(source.stored, source.stored),
-            adapters=tuple(averages.get(path, path) for path in source.adapters),
-        )
-        for source in _sources(stored, whole_state, unstack, SEPARATE if whole_state else lora)
-    ]
-    # Blocks of an array, and arrays of an alignment, are written one after the other.
-    sources.sort(key=lambda source: -stored.arrays[source.stored].dtype.itemsize)
-    _check_names(stored, sources)
+    sources = _sources(stored, whole_state, unstack, merge=lora == MERGED and not whole_state, ema=ema)
+    if not sources:
+        raise UserError(f"{stored.folder} contains no parameters. Give --whole-state to export everything.")
     write = _write_safetensors if target.suffix == ".safetensors" else _write_directory
     with atomic_write(target) as partial:
         widened = write(stored, sources, partial)
     num_arrays = sum(len(source.names) for source in sources)
-    return Exported(target, num_arrays, sum(stored.arrays[source.stored].nbytes for source in sources), widened)
+    return Exported(target, num_arrays, stored.num_bytes(*(source.stored for source in sources)), widened)
 
 
 def add_suffix(kind: str | None, target: Path) -> Path:
@@ -202,27 +192,28 @@ def _is_exported_directory(folder: Path) -> bool:
 
 def _is_exported_file(file: Path) -> bool:
     with file.open("rb") as opened:
-        begin = opened.read(100)
-    if begin[8:].startswith(f'{{"__metadata__":{{"saved_by":"{SAVED_BY}"'.encode()):
-        return True
-    return zipfile.is_zipfile(file) and zipfile.ZipFile(file).comment == SAVED_BY.encode()
+        return opened.read(100)[8:].startswith(f'{{"__metadata__":{{"saved_by":"{SAVED_BY}"'.encode())
 
 
-def _sources(stored: StoredCheckpoint, whole_state: bool, unstack: bool, lora: str) -> Iterator[_Source]:
+def _sources(stored: StoredCheckpoint, whole_state: bool, unstack: bool, *, merge: bool, ema: bool) -> list[_Source]:
+    """Returns the arrays to export, the widest dtype first: then each array is aligned in one file."""
     library = str(stored.about.get("library", ""))
-    adapters = _adapters(stored) if lora == MERGED else {}
-    for path in stored.arrays:
-        if not (whole_state or path.split("/")[0] in groups_of(library)):
-            continue
-        if adapters and BESIDE in path:
+    averages = {f"{PARAMETERS}{path}": average for path, average in stored.averages().items()} if ema else {}
+    adapters = _adapters(stored) if merge else {}
+    sources = []
+    for path, array in stored.arrays.items():
+        is_parameter = whole_state or path.split("/")[0] in groups_of(library)
+        if not is_parameter or (adapters and BESIDE in path):
             continue
         name = path if whole_state else own_name(library, path)
         is_blocks = path.startswith(PARAMETERS) and in_blocks(path.removeprefix(PARAMETERS)) and not library
         names = (name,)
         if unstack and is_blocks:
             front, _, rest = name.partition("blocks/")
-            names = tuple(f"{front}blocks/{number}/{rest}" for number in range(stored.arrays[path].shape[0]))
-        yield _Source(path, adapters.get(path, ()), names, unstack and is_blocks)
+            names = tuple(f"{front}blocks/{number}/{rest}" for number in range(array.shape[0]))
+        pair = tuple(averages.get(each, each) for each in adapters.get(path, ()))
+        sources.append(_Source(averages.get(path, path), pair, names, unstack and is_blocks))
+    return sorted(sources, key=lambda source: -stored.arrays[source.stored].dtype.itemsize)
 
 
 def _adapters(stored: StoredCheckpoint) -> dict[str, tuple[str, str]]:
@@ -245,17 +236,9 @@ def _adapters(stored: StoredCheckpoint) -> dict[str, tuple[str, str]]:
     return found if stored.about.get("lora_scale") is not None else {}
 
 
-def _check_names(stored: StoredCheckpoint, sources: list[_Source]) -> None:
-    if not sources:
-        raise UserError(f"{stored.folder} contains no parameters. Give --whole-state to export everything.")
-    twice = [name for name, count in Counter(name for each in sources for name in each.names).items() if count > 1]
-    if twice:
-        raise UserError(f"Two arrays of {stored.folder} would have the name {twice[0]!r}. Give --whole-state.")
-
-
 def _read(stored: StoredCheckpoint, sources: list[_Source], what: str) -> Iterator[tuple[_Source, np.ndarray]]:
     """Reads the sources in order, small ones together, and merges their adapters."""
-    progress = ByteProgress(what, sum(stored.arrays[source.stored].nbytes for source in sources))
+    progress = ByteProgress(what, stored.num_bytes(*(source.stored for source in sources)))
     by_path = {source.stored: source for source in sources}
     for group in stored.groups(by_path):
         arrays = stored.read(group)

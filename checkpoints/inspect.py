@@ -1,4 +1,4 @@
-"""`spmdkit checkpoint inspect`: the checkpoints of a run, and the contents of one. Reads no array but the step."""
+"""`spmdkit checkpoint inspect`: the checkpoints of a run, and the contents of one. Reads no array."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,7 @@ from ..layouts.sizes import counted, format_bytes
 from ..mesh.errors import printable
 from .damage import DamagedCheckpoint
 from .directory import Found, display_path, size_on_disk
-from .restore import StoredArray, StoredCheckpoint
+from .restore import StoredCheckpoint
 
 GROUPS = {
     "params": "parameters",
@@ -19,6 +19,12 @@ GROUPS = {
     "loss_scale": "kept by loss scaling",
 }
 """The first part of a path -> the role of its arrays."""
+OTHERS = {
+    "damaged": "set aside: it could not be restored",
+    "unfinished": "unfinished: not used; the next save removes it",
+    "leaving": "its removal was interrupted; the next save completes it",
+}
+"""The condition of a directory that is not a complete checkpoint -> its description."""
 
 
 def inspect(found: Found) -> dict[str, Any]:
@@ -39,7 +45,7 @@ def inspect(found: Found) -> dict[str, Any]:
     newest = describe(StoredCheckpoint(found.checkpoints / str(good[-1]))) if good else None
     others = {
         kind: {name: size_on_disk(found.checkpoints / name) for name in getattr(found.contents, kind)}
-        for kind in ("damaged", "unfinished", "leaving")
+        for kind in OTHERS
     }
     return {"checkpoints": str(found.checkpoints), "steps": steps, "newest": newest, **others}
 
@@ -50,41 +56,30 @@ def describe(stored: StoredCheckpoint) -> dict[str, Any]:
     Returns:
         Plain values: `folder`, `step`, `saved` (local time), `bytes` (on disk), `parameters` (the number of elements),
         `about` (plain values about the run), `mesh` (axis -> size, without axes of size 1), `groups` (name -> arrays,
-        numbers, bytes), `arrays` (path, shape, dtype, bytes, chunk).
+        numbers, bytes), `arrays` (path, shape, dtype, bytes).
 
     Raises:
-        DamagedCheckpoint: The step cannot be read.
         CheckpointUnavailable: The machine or the file system cannot read it.
     """
-    groups: dict[str, list[StoredArray]] = {}
+    groups: dict[str, dict[str, int]] = {}
+    arrays = []
     for path, array in stored.arrays.items():
-        groups.setdefault(path.split("/")[0], []).append(array)
+        group = groups.setdefault(path.split("/")[0], {"arrays": 0, "numbers": 0, "bytes": 0})
+        group["arrays"] += 1
+        group["numbers"] += array.size
+        group["bytes"] += stored.num_bytes(path)
+        kind = {"path": path, "shape": list(array.shape), "dtype": str(array.dtype)}
+        arrays.append({**kind, "bytes": stored.num_bytes(path)})
     return {
         "folder": str(stored.folder),
         "step": stored.step,
         "saved": _local_time(stored),
         "bytes": size_on_disk(stored.folder),
-        "parameters": sum(array.size for array in groups.get("params", ())),
+        "parameters": groups["params"]["numbers"] if "params" in groups else 0,
         "about": stored.about,
         "mesh": stored.mesh,
-        "groups": {
-            name: {
-                "arrays": len(arrays),
-                "numbers": sum(array.size for array in arrays),
-                "bytes": sum(array.nbytes for array in arrays),
-            }
-            for name, arrays in groups.items()
-        },
-        "arrays": [
-            {
-                "path": path,
-                "shape": list(array.shape),
-                "dtype": str(array.dtype),
-                "bytes": array.nbytes,
-                "chunk": list(array.chunk),
-            }
-            for path, array in stored.arrays.items()
-        ],
+        "groups": groups,
+        "arrays": arrays,
     }
 
 
@@ -101,11 +96,7 @@ def _format_directory(found: Mapping[str, Any]) -> Iterator[str]:
     for line in steps:
         problem = f"  {line['problem']}" if line["problem"] else ""
         yield f"  {line['step']:>10}  {line['saved'] or 'time unknown':<19}  {format_bytes(line['bytes']):>10}{problem}"
-    for kind, what in (
-        ("damaged", "set aside: it could not be restored"),
-        ("unfinished", "unfinished: not used; the next save removes it"),
-        ("leaving", "its removal was interrupted; the next save completes it"),
-    ):
+    for kind, what in OTHERS.items():
         for name, size in found[kind].items():
             yield f"  {name}  {format_bytes(size)}, {what}"
     if newest is not None:
@@ -131,9 +122,10 @@ def _summarize(found: Mapping[str, Any]) -> Iterator[str]:
     for name, sums in found["groups"].items():
         if name in GROUPS:
             yield f"  {GROUPS[name]}: {format_bytes(sums['bytes'])} in {counted(sums['arrays'], 'array')}"
-    mesh = " x ".join(f"{axis} {size}" for axis, size in found["mesh"].items()) or "1 device"
-    processes = about.get("processes", 1)
-    yield f"  saved on the mesh {mesh}{f' by {processes} processes' if processes > 1 else ''}"
+    if "mesh" in about:
+        mesh = " x ".join(f"{axis} {size}" for axis, size in found["mesh"].items()) or "1 device"
+        processes = about.get("processes", 1)
+        yield f"  saved on the mesh {mesh}{f' by {processes} processes' if processes > 1 else ''}"
     if "versions" in about:
         yield f"  saved by {', '.join(f'{name} {version}' for name, version in about['versions'].items())}"
     yield "  checksums of all arrays"

@@ -70,18 +70,13 @@ class Verdict(NamedTuple):
         }
 
     def __str__(self) -> str:
-        return printable("\n".join(self._lines()))
-
-    def _lines(self) -> Iterator[str]:
+        where = display_path(self.folder)
         if self.is_whole:
             read = f"{counted(self.arrays, 'array')}, {format_bytes(self.num_bytes)}"
-            yield f"{display_path(self.folder)}: whole; {read} are bit for bit what was saved"
-            return
-        yield f"{display_path(self.folder)}: DAMAGED"
-        for path, problem in list(self.problems.items())[:MAX_LISTED]:
-            yield f"  {path}: {problem}" if path else f"  {problem}"
-        if len(self.problems) > MAX_LISTED:
-            yield f"  ... and {len(self.problems) - MAX_LISTED} more"
+            return printable(f"{where}: whole; {read} are bit for bit what was saved")
+        problems = [f"{path}: {problem}" if path else problem for path, problem in self.problems.items()]
+        more = [f"... and {len(problems) - MAX_LISTED} more"] if len(problems) > MAX_LISTED else []
+        return printable("\n  ".join([f"{where}: DAMAGED", *problems[:MAX_LISTED], *more]))
 
 
 def verify(found: Found) -> Iterator[Verdict]:
@@ -91,11 +86,8 @@ def verify(found: Found) -> Iterator[Verdict]:
         CheckpointError: There is none.
         CheckpointUnavailable: The machine or the file system cannot read one.
     """
-    if found.chosen is not None or not found.contents.steps:
-        yield verify_one(found.one)
-        return
-    for step in found.contents.steps:
-        yield verify_one(found.checkpoints / str(step))
+    every = [found.checkpoints / str(step) for step in found.contents.steps]
+    return map(verify_one, every if every and found.chosen is None else [found.one])
 
 
 def verify_one(folder: Path) -> Verdict:
@@ -106,8 +98,7 @@ def verify_one(folder: Path) -> Verdict:
     """
     try:
         stored = StoredCheckpoint(folder)
-        sizes = {path: array.nbytes for path, array in stored.arrays.items()}
-        stored.checksums  # noqa: B018 - damage here concerns every array
+        sizes = {path: stored.num_bytes(path) for path in stored.arrays}
     except DamagedCheckpoint as error:
         return Verdict(folder, 0, 0, {"": _shorten(folder, error)})
     progress = ByteProgress(display_path(folder), sum(sizes.values()))

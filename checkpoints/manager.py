@@ -1,7 +1,6 @@
 """Saves the checkpoints of one run in the background, restores them, and removes old ones."""
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -18,9 +17,9 @@ from ..layouts.sizes import array_bytes, format_bytes
 from ..mesh.errors import UserError
 from ..mesh.files import absolute_path
 from ..mesh.processes import is_main_process
-from .checksums import checksums, with_description
+from .checksums import checksums_by_path, with_description
 from .damage import CheckpointError, DamagedCheckpoint, SaveFailed, leave_errors_to_one_message, reason
-from .directory import CHECKSUMS, DAMAGED, REMOVED, UNFINISHED, contents, set_aside
+from .directory import DAMAGED, REMOVED, UNFINISHED, contents, set_aside
 from .restore import Restored, StoredCheckpoint, compared_state, open_fitting, restore_newest, stored_arrays
 
 MIN_WAIT_SECONDS = 1.0
@@ -125,15 +124,14 @@ class Checkpoints:
         self._also_keep = frozenset(also_keep)
         self._wait_for_previous(step, log)
         self._saving = step
-        if is_main_process():
-            if not self._has_swept:
-                self._remove(f"*{UNFINISHED}*", f"{REMOVED}*")
-            self._watch(partial(self._keep_foreign, step))
+        if is_main_process() and not self._has_swept:
+            self._remove(f"*{UNFINISHED}*", f"{REMOVED}*")
         self._has_swept = True
-        self._description = json.loads(json.dumps({"about": self._about, "notes": dict(notes or {})}))
         arrays = stored_arrays(state)
-        tree = ocp.args.PyTreeSave({**arrays, CHECKSUMS: checksums(arrays)})  # pyright: ignore[reportCallIssue]
-        target, args = self._directory / str(step), ocp.args.Composite(state=tree)
+        description = {"step": step, "about": self._about, "notes": dict(notes or {})}
+        self._description = json.loads(json.dumps({**description, "checksums": checksums_by_path(arrays)}))
+        args = ocp.args.Composite(state=ocp.args.PyTreeSave(arrays))  # pyright: ignore[reportCallIssue]
+        target = self._directory / str(step)
         self._watch(partial(self._orbax.save, target, args=args, force=True))
 
     def check(self) -> None:
@@ -293,11 +291,6 @@ class Checkpoints:
         for pattern in patterns:
             for leftover in self._directory.glob(pattern):
                 shutil.rmtree(leftover, ignore_errors=True)
-
-    def _keep_foreign(self, step: int) -> None:
-        """Renames anything else with the name of a checkpoint, such as a file, which Orbax would replace."""
-        if os.path.lexists(self._directory / str(step)) and step not in self.steps():
-            set_aside(self._directory, [str(step)], DAMAGED)
 
     def _remove_old(self, saved: int) -> None:
         """Removes all but the latest checkpoints, and those of steps after `saved`; process 0 does it for all."""

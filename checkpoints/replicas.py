@@ -20,6 +20,7 @@ from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..layouts.paths import leaves_with_paths
+from ..layouts.sizes import array_bytes
 from ..mesh.compat import Device
 from ..mesh.devices import device_name
 from ..mesh.exit_codes import TRY_AGAIN
@@ -62,7 +63,7 @@ class ReplicaCheck:
                 arrays on a single device have no replicas.
         """
         leaves = {
-            path: leaf
+            path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
             for path, leaf in leaves_with_paths(abstract_state)
             if leaf.size and isinstance(getattr(leaf, "sharding", None), NamedSharding)
         }
@@ -72,8 +73,9 @@ class ReplicaCheck:
         self._groups = {path: found for path, found in sorted(groups.items()) if found}
         self._abstract = {path: leaves[path] for path in self._groups}
         self._compiled: jax.stages.Compiled | None = None
-        self.bytes_of_state = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values())
-        self.bytes_compared = sum(leaf.size * leaf.dtype.itemsize for leaf in self._abstract.values())
+        self.bytes_of_state, self.bytes_compared = (
+            sum(array_bytes(leaf.shape, leaf.dtype) for leaf in each.values()) for each in (leaves, self._abstract)
+        )
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -90,11 +92,7 @@ class ReplicaCheck:
                 return lax.all_gather(checksums(parts), axes)
 
             program = jax.shard_map(own, mesh=self._mesh, in_specs=(specs,), out_specs=PartitionSpec(), check_vma=False)
-            shaped = {
-                path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-                for path, leaf in self._abstract.items()
-            }
-            self._compiled = jax.jit(program).lower(shaped).compile()
+            self._compiled = jax.jit(program).lower(self._abstract).compile()
         return self._compiled
 
     def begin(self, state: Any) -> Array:

@@ -10,8 +10,7 @@ no public way to read a part of an array without a device for it, so that the ho
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, cached_property
-from math import prod
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,8 +23,8 @@ from etils import epath
 from ..layouts.paths import leaves_with_paths
 from ..layouts.sizes import array_bytes
 from ..mesh.files import absolute_path
-from ..mesh.processes import exchange, local_copy
-from .checksums import checksums, host_checksum, read_description
+from ..mesh.processes import exchange
+from .checksums import checksums_by_path, host_checksum, read_description
 from .damage import (
     CheckpointError,
     DamagedCheckpoint,
@@ -35,7 +34,7 @@ from .damage import (
     other_bits,
     reading,
 )
-from .directory import CHECKSUMS, STATE, display_path
+from .directory import STATE, display_path
 
 AVERAGES = "opt_state/average/"
 """Prefix of the path of a parameter's average; see training/optimizing/averaging.py."""
@@ -49,40 +48,16 @@ def _handler() -> ocp.PyTreeCheckpointHandler:
     return ocp.PyTreeCheckpointHandler()
 
 
-class StoredArray(NamedTuple):
-    """An array of a checkpoint.
-
-    Attributes:
-        path: Its path, such as "params/blocks/query".
-        shape: Its global shape.
-        dtype: Its dtype; one of ml_dtypes if NumPy has none.
-        chunk: The shape of the pieces that it is stored in.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    chunk: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the whole array in memory."""
-        return array_bytes(self.shape, self.dtype)
-
-
 class StoredCheckpoint:
     """A checkpoint on disk, opened for reading.
 
     Attributes:
         folder: Its directory.
-        arrays: Its arrays by path, without the array of checksums.
-        about: Plain values about the run that saved it, see runtime/directory/saved_with.py.
+        arrays: Path -> global shape and dtype; the dtype is one of ml_dtypes if NumPy has none.
+        checksums: The checksum of each array before it was saved, by path.
+        about: Plain values about the run that saved it, see `describe_run`.
         notes: Plain values of the save, such as the state of callbacks.
+        step: Optimizer steps done.
         saved: Seconds since 1970 when it was complete.
     """
 
@@ -99,46 +74,25 @@ class StoredCheckpoint:
         """
         self.folder = absolute_path(folder)
         with reading(self.folder):
-            self.about, self.notes, self.saved = read_description(self.folder)
-            self._tree = dict(_handler().metadata(epath.Path(self.folder / STATE)).tree)
-        if CHECKSUMS not in self._tree:
-            raise DamagedCheckpoint(f"The checkpoint {self.folder} is damaged: the array of checksums is missing.")
+            description = read_description(self.folder)
+            tree: dict[str, Any] = dict(_handler().metadata(epath.Path(self.folder / STATE)).tree)
+        self.about: dict[str, Any] = description["about"]
+        self.notes: dict[str, Any] = description["notes"]
+        self.step: int = description["step"]
+        self.saved: float = description["saved"]
+        self.checksums: dict[str, int] = description["checksums"]
         self.arrays = {
-            path: StoredArray(path, tuple(array.shape), np.dtype(array.dtype), tuple(array.storage.chunk_shape))
-            for path, array in self._tree.items()
-            if path != CHECKSUMS
+            path: jax.ShapeDtypeStruct(tuple(array.shape), np.dtype(array.dtype)) for path, array in tree.items()
         }
 
     @property
     def mesh(self) -> dict[str, int]:
-        """The mesh that saved it: axis -> size, without axes of size 1."""
-        if "mesh" in self.about:
-            return self.about["mesh"]
-        sharding = self._tree[CHECKSUMS].sharding
-        axes = zip(getattr(sharding, "axis_names", ()), getattr(sharding, "shape", ()), strict=False)
-        return {axis: int(size) for axis, size in axes if size > 1}
+        """The mesh that saved it: axis -> size, without axes of size 1; empty if the run did not record it."""
+        return self.about.get("mesh", {})
 
-    @property
-    def step(self) -> int | None:
-        """The number of optimizer steps done; None if the state does not contain it."""
-        array = self.arrays.get("step")
-        return int(self.read(["step"])["step"].item()) if array is not None and array.size == 1 else None
-
-    @cached_property
-    def checksums(self) -> dict[str, int]:
-        """The checksum of each array before it was saved, by path.
-
-        Raises:
-            DamagedCheckpoint: They cannot be read, or their number is another.
-            CheckpointUnavailable: The machine or the file system cannot read them.
-        """
-        values = self._restore({CHECKSUMS: ocp.RestoreArgs(restore_type=np.ndarray)})[CHECKSUMS]
-        if len(values) != max(len(self.arrays), 1):
-            raise DamagedCheckpoint(
-                f"The checkpoint {self.folder} is damaged: it has {len(values)} checksums for "
-                f"{len(self.arrays)} arrays."
-            )
-        return dict(zip(sorted(self.arrays), map(int, values), strict=False))
+    def num_bytes(self, *paths: str) -> int:
+        """Returns the bytes of some arrays in memory."""
+        return sum(array_bytes(self.arrays[path].shape, self.arrays[path].dtype) for path in paths)
 
     def read(self, paths: Sequence[str]) -> dict[str, np.ndarray]:
         """Reads whole arrays into memory, and compares them with their checksums.
@@ -151,9 +105,7 @@ class StoredCheckpoint:
             CheckpointUnavailable: The machine or the file system cannot read it.
         """
         arrays = self._restore({path: ocp.RestoreArgs(restore_type=np.ndarray) for path in paths})
-        wrong = [path for path, array in arrays.items() if host_checksum(array) != self.checksums[path]]
-        if wrong:
-            raise other_bits(self.folder, wrong, len(self.arrays))
+        self._check({path: host_checksum(array) for path, array in arrays.items()})
         return arrays
 
     def groups(self, paths: Iterable[str]) -> Iterator[list[str]]:
@@ -161,11 +113,11 @@ class StoredCheckpoint:
         group: list[str] = []
         num_bytes = 0
         for path in paths:
-            if group and num_bytes + self.arrays[path].nbytes > GROUP_BYTES:
+            if group and num_bytes + self.num_bytes(path) > GROUP_BYTES:
                 yield group
                 group, num_bytes = [], 0
             group.append(path)
-            num_bytes += self.arrays[path].nbytes
+            num_bytes += self.num_bytes(path)
         if group:
             yield group
 
@@ -182,26 +134,22 @@ class StoredCheckpoint:
             DamagedCheckpoint: An array cannot be read.
             CheckpointUnavailable: The machine or the file system cannot read it.
         """
-        # The checksums are read here: in `compare`, an error in one process would block the others.
-        if not abstract or not self.checksums:
-            return {}
-        return self._restore(ocp.checkpoint_utils.construct_restore_args(dict(abstract)))
+        return self._restore(ocp.checkpoint_utils.construct_restore_args(dict(abstract))) if abstract else {}
 
-    def compare(self, arrays: Mapping[str, jax.Array]) -> None:
+    def compare(self, arrays: Mapping[str, jax.Array]) -> Mapping[str, jax.Array]:
         """Compares restored arrays with their checksums; all processes call this together.
 
         Args:
             arrays: Path -> global array.
 
+        Returns:
+            The same arrays.
+
         Raises:
             DamagedCheckpoint: Some have other bits than were saved; they are named.
         """
-        if not arrays:
-            return
-        found = np.asarray(jax.device_get(local_copy(checksums(arrays))))
-        wrong = [path for path, each in zip(sorted(arrays), found, strict=True) if int(each) != self.checksums[path]]
-        if wrong:
-            raise other_bits(self.folder, wrong, len(arrays))
+        self._check(checksums_by_path(arrays))
+        return arrays
 
     def averages(self) -> dict[str, str]:
         """Returns the path of a parameter -> the path of its average; frozen parameters have none.
@@ -217,6 +165,11 @@ class StoredCheckpoint:
                 "optimizer.ema={decay: 0.999}."
             )
         return found
+
+    def _check(self, found: Mapping[str, int]) -> None:
+        wrong = [path for path, checksum in found.items() if checksum != self.checksums[path]]
+        if wrong:
+            raise other_bits(self.folder, wrong, len(found))
 
     def _restore(self, how: Mapping[str, ocp.RestoreArgs]) -> dict[str, Any]:
         request = dict.fromkeys(how, 0)
@@ -377,19 +330,15 @@ def restore_newest(
     """
     damaged: dict[int, str] = {}
     for step in steps:
-        folder, opened, states = directory / str(step), [], []
-
-        def read(folder: Path = folder, opened: list[Any] = opened) -> None:
-            stored = open_fitting(folder, abstract_state)
-            opened.append((stored, stored.restore(stored_arrays(abstract_state))))
-
-        def compare(opened: list[Any] = opened, states: list[Any] = states) -> None:
-            stored, arrays = opened[0]
-            states.append(compared_state(stored, arrays, abstract_state))
-
-        damage = find_damage(read, compare, f"{step} of {name}", seconds, log)
+        state, damage = restore_together(
+            partial(_read_fitting, directory / str(step), abstract_state),
+            lambda found: compared_state(found[0], found[1], abstract_state),
+            f"{step} of {name}",
+            seconds,
+            log,
+        )
         if not damage:
-            return Restored(step, states[0], damaged)
+            return Restored(step, state, damaged)
         damaged[step] = damage
         log(f"{damage} Going back to the checkpoint before it.")
     raise CheckpointError(
@@ -399,35 +348,42 @@ def restore_newest(
     )
 
 
-def find_damage(
-    read: Callable[[], None],
-    compare: Callable[[], None],
+def _read_fitting(folder: Path, abstract_state: Any) -> tuple[StoredCheckpoint, dict[str, jax.Array]]:
+    stored = open_fitting(folder, abstract_state)
+    return stored, stored.restore(stored_arrays(abstract_state))
+
+
+def restore_together(
+    read: Callable[[], Any],
+    compare: Callable[[Any], Any],
     name: str,
     seconds: float,
     log: Callable[[str], None] = lambda line: None,
-) -> str:
+) -> tuple[Any, str]:
     """Reads and compares arrays in all processes together; the first damage that one of them finds counts for all.
 
     Args:
         read: Reads the parts of this process; may raise DamagedCheckpoint.
-        compare: Compares checksums, which all processes compute together: only called if each has read its part.
+        compare: Receives what `read` returns, and compares checksums, which all processes compute together: only called
+            if each has read its part.
         name: The name of this check: the same in every process, another for every check.
         seconds: How long processes wait for each other.
         log: Receives a line now and then about processes that are missing.
 
     Returns:
-        The damage, or "".
+        The result of `compare`, and the damage or "".
 
     Raises:
         ProcessesMissing: A process did not report what it found.
     """
-    for phase, action in (("read", read), ("compare", compare)):
+    result: Any = None
+    for phase, action in (("read", lambda _: read()), ("compare", compare)):
         damage = ""
         try:
-            action()
+            result = action(result)
         except DamagedCheckpoint as error:
             damage = str(error)
         found = next(filter(None, exchange(f"{phase} {name}", damage, seconds=seconds, say=log)), "")
         if found:
-            return found
-    return ""
+            return None, found
+    return result, ""

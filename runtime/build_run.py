@@ -33,7 +33,6 @@ from ..parallel.sharding.lay_out import abstract_parameters, lay_out
 from ..parallel.step.build import build_step
 from ..parallel.step.train_step import Step
 from ..training.callbacks.callback_catalog import make_callbacks
-from ..training.callbacks.conductor import Named
 from ..training.callbacks.rate_factor import adjustable
 from ..training.optimizing.optimizers import make_optimizer
 from .compilation import CacheDirectory, XlaOptions, open_cache, xla_options
@@ -216,21 +215,21 @@ def configured_model(config: Config, splits: Splits) -> Model | BlockModel:
     )
 
 
-def configured_callbacks(config: Config) -> list[Named]:
-    """Returns new instances of the callbacks that a config names; opens and writes nothing.
+def configured_callbacks(config: Config) -> dict[str, Any]:
+    """Returns name -> new instance of the callbacks of a config; opens and writes nothing.
 
     Raises:
         UserError: The user's own function is missing, has other options, fails, or returns no callback.
     """
     if not config.callbacks:
-        return []
+        return {}
     offered = {"config": as_plain(config), "num_steps": config.train.steps}
     return make_callbacks(config.callbacks, offered, config_paths.search_path(config.run.root))
 
 
-def changes_learning_rate(callbacks: Sequence[Named]) -> bool:
+def changes_learning_rate(callbacks: Mapping[str, Any]) -> bool:
     """Returns True if a callback changes the learning rate; the optimizer's state then holds a factor."""
-    return any(getattr(callback, "changes_learning_rate", False) for _, callback in callbacks)
+    return any(getattr(callback, "changes_learning_rate", False) for callback in callbacks.values())
 
 
 def model_limits(model: Mapping[str, Any], vocabulary: int | None) -> Limits:

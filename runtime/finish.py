@@ -21,11 +21,9 @@ from ..models.generation import generate
 from ..parallel.model import LOGITS, has_state, without_predict
 from ..parallel.sharding.stored_order import stored_order
 from ..parallel.step.state import TrainState
-from ..training.callbacks.callback import Run
-from ..training.callbacks.conductor import Conductor
+from ..training.callbacks.conductor import restore_callbacks
 from ..training.display import Display
 from ..training.metrics import read_metrics
-from ..training.stopping.gate import Gate
 from .build_run import Built, configured_callbacks
 from .explain import Explanation
 
@@ -84,10 +82,8 @@ def is_finished(
     """
     steps, why = built.config.train.steps, ""
     if start and built.config.callbacks:
-        run = Run(folder=folder, start=0, num_steps=steps, say=lambda line: None)
         with suppress(DamagedCheckpoint):  # the run goes back to the one before it
-            conductor = Conductor(configured_callbacks(built.config), run, Gate(), prepare=False)
-            why = conductor.restore(checkpoints.notes(start))
+            why = restore_callbacks(configured_callbacks(built.config), checkpoints.notes(start))
     if (start < steps and not why) or (reporter is not None and not reporter.is_finished(folder, start)):
         return False
     reason, more = (f" ({why})", "Change callbacks") if why and start < steps else ("", "Raise train.steps")

@@ -17,7 +17,6 @@ from ..configs.config_text import as_plain
 from ..data.ordering.buckets import BucketedSource
 from ..data.ordering.order import batch_number
 from ..data.source import Source, Splits
-from ..mesh.errors import UserError
 from ..mesh.processes import is_main_process, local_copy
 from ..parallel.model import BlockModel, Model, Params
 from ..parallel.sharding.stored_order import stored_order
@@ -28,8 +27,7 @@ from ..training.display import Display
 from ..training.loop import evaluate_sources, is_due, metric_names
 from ..training.metrics import MetricsLog
 from ..training.optimizing.averaging import average_reader
-from ..training.optimizing.learning_rates import LearningRates, is_plateau, main_plateau_scale, make_learning_rate
-from ..training.optimizing.optimizer_config import OptimizerConfig
+from ..training.optimizing.learning_rates import is_plateau, make_learning_rate, plateau_scale, rate_reader
 from ..training.steps.late_log import Progress
 from ..training.stopping.gate import Gate
 from .build_run import Built, changes_learning_rate, configured_callbacks
@@ -234,7 +232,7 @@ class Recorder:
     """Records logged steps: in metrics.jsonl (open in process 0 within the context), on the display, for callbacks."""
 
     def __init__(self, built: Built, display: Display, run: Run, conductor: Conductor, *, rollbacks: int = 0) -> None:
-        """Computes the learning rates, and writes nothing yet.
+        """Writes nothing yet.
 
         Args:
             built: The run.
@@ -242,16 +240,15 @@ class Recorder:
             run: The view of the run that callbacks get.
             conductor: Passes each step to the callbacks.
             rollbacks: The number of rollbacks so far, part of every record if there were any.
-
-        Raises:
-            UserError: The schedule returns a rate that is not finite.
         """
         rows, optimizer = built.config.train.global_batch, built.config.optimizer
         self._flops = FlopsOfSteps(built.model, built.splits.train, rows, left_out=run.left_out)
         self._rows = None if counts_tokens(built.splits) else rows
         self._recorded = 0
         self._display, self._run, self._conductor = display, run, conductor
-        self._rates = learning_rates(optimizer, built.config.train.steps)
+        steps = built.config.train.steps
+        schedule = make_learning_rate(optimizer.learning_rate, optimizer.schedule, steps)
+        self._rate_of = rate_reader(schedule, steps)
         self._follows_loss = is_plateau(optimizer.schedule)
         self._scales: dict[int, Array] = {}
         self._counts = {"rollbacks": rollbacks} if rollbacks else {}
@@ -280,7 +277,7 @@ class Recorder:
 
     def _keep_scale(self, number: int, state: TrainState) -> None:
         """Copies the factor on its device, because the next step consumes the state; waits for nothing."""
-        scale = main_plateau_scale(state.opt_state)
+        scale = plateau_scale(state.opt_state)
         if scale is not None:
             self._scales[number] = jnp.copy(local_copy(scale))
 
@@ -291,7 +288,7 @@ class Recorder:
         return 1.0 if scale is None else float(np.asarray(scale).flat[0])
 
     def _record(self, progress: Progress) -> Mapping[str, Any]:
-        rate = self._rates[progress.step - 1] * self._run.learning_rate_factor * self._scale(progress.step)
+        rate = self._rate_of(progress.step - 1) * self._run.learning_rate_factor * self._scale(progress.step)
         record = {**progress._asdict(), **progress.extra, **self._counts, "learning_rate": rate}
         del record["extra"]
         if self._rows is not None:
@@ -306,20 +303,3 @@ class Recorder:
 def counts_tokens(splits: Splits) -> bool:
     """Returns True if the weight of a row is that of its tokens, so that speeds are in tokens and not in rows."""
     return splits.vocabulary is not None or np.ndim(splits.train[0]["weights"]) > 0
-
-
-def learning_rates(optimizer: OptimizerConfig, num_steps: int) -> LearningRates:
-    """Returns the learning rate of every step, by step from 0, computed in advance.
-
-    Raises:
-        UserError: The schedule returns a rate that is not finite in float32; names the first such step.
-    """
-    schedule, peak = optimizer.schedule, optimizer.learning_rate
-    rates = LearningRates(make_learning_rate(peak, schedule, num_steps), num_steps)
-    wrong = rates.first_not_finite()
-    if wrong is not None:
-        raise UserError(
-            f"optimizer.schedule={dict(schedule)} gives step {wrong + 1} the learning rate {rates[wrong]}. Change its "
-            f"options or optimizer.learning_rate={peak}."
-        )
-    return rates

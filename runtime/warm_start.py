@@ -18,7 +18,7 @@ import numpy as np
 
 from ..checkpoints.damage import DamagedCheckpoint, kind, mismatch
 from ..checkpoints.directory import display_path, find
-from ..checkpoints.restore import StoredCheckpoint, find_damage
+from ..checkpoints.restore import StoredCheckpoint, restore_together
 from ..configs.schema import CheckpointConfig
 from ..layouts.paths import leaves_with_paths, map_with_path, match_paths, some
 from ..layouts.sizes import counted
@@ -95,11 +95,10 @@ class WarmStart:
             for path, leaf in leaves_with_paths(self._wanted)
             if leaf.size and path not in self._initialized
         }
-        arrays: dict[str, Any] = {}
         self._reads += 1
-        damage = find_damage(
-            lambda: arrays.update(self._stored.restore(wanted)),
-            lambda: self._stored.compare(arrays),
+        arrays, damage = restore_together(
+            lambda: self._stored.restore(wanted),
+            self._stored.compare,
             f"the parameters to start from/{self._reads}",
             self._seconds,
         )

@@ -5,6 +5,7 @@ A callback or a command that writes to one of these names would destroy the chec
 
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -80,21 +81,17 @@ def check_output(folder: Path, path: str, kind: Kind, key: str, allowed: str, *,
     if not probe:
         return
     try:
-        os.lstat(target)
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:
-        raise UserError(f"{given} is not a usable path: {reason(error)}. Choose another path.") from error
-    is_folder = Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(target)) or target.is_dir()
-    if (is_folder or target.exists()) and is_folder != (kind == "folder"):
-        found, expected = ("file", "directory") if kind == "folder" else ("directory", "file")
-        raise UserError(f"{given}: {target} is a {found}, but a {expected} is written there. Choose another path.")
-    existing = next(each for each in (target, *target.parents) if each.exists())
-    try:
+        with suppress(FileNotFoundError):
+            os.lstat(target)
+        is_folder = target.is_dir() or Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(target))
+        if (is_folder or target.exists()) and is_folder != (kind == "folder"):
+            found, expected = ("file", "directory") if kind == "folder" else ("directory", "file")
+            raise UserError(f"{given}: {target} is a {found}, but a {expected} is written there. Choose another path.")
+        existing = next(each for each in (target, *target.parents) if each.exists())
         with existing.open("ab") if existing.is_file() else tempfile.TemporaryFile(dir=existing):
             pass
-    except OSError as error:
-        raise UserError(f"{given} cannot be written: {existing}: {reason(error)}. Choose another path.") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{given} cannot be written: {reason(error)}. Choose another path.") from error
 
 
 def reason(error: OSError | ValueError) -> str:

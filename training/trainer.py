@@ -9,15 +9,13 @@ It holds a step and its state, and calls `fit` (callbacks), `evaluate_sources` (
 no run directory; `Checkpoints` save if they are given.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from typing import Any
 
 import numpy as np
 import optax
 
-from ..checkpoints.manager import Checkpoints
 from ..data.batches import train_batches
 from ..data.examples import PAIR, as_arrays
 from ..data.source import Source, Splits
@@ -113,14 +111,8 @@ class Trainer:
         epochs: int = 1,
         steps: int | None = None,
         evaluation: Any = None,
-        evaluate_every: int = 0,
-        callbacks: Sequence[Any] = (),
-        checkpoints: Checkpoints | None = None,
-        save_every: int = 0,
-        folder: Path | str = ".",
         shuffle: bool = True,
-        log_every: int = 10,
-        say: Callable[[str], None] = print,
+        **options: Any,
     ) -> Fitted:
         """Trains from the current state.
 
@@ -132,14 +124,9 @@ class Trainer:
             steps: Optimizer steps, instead of epochs.
             evaluation: Data of the same kinds, evaluated at the end and every `evaluate_every` steps. Callbacks and
                 records get `eval_loss`, and each of the model's metrics with the prefix `eval_`.
-            evaluate_every: Steps between two evaluations; 0 = only at the end, and if callbacks ask.
-            callbacks: See `fit` and docs/callbacks.md.
-            checkpoints: Saves the state; None saves nothing.
-            save_every: Steps between two saves; 0 = only at the end, and if callbacks ask.
-            folder: The directory for the callbacks' files.
             shuffle: False for the data's own order in every epoch.
-            log_every: Steps between two logged steps.
-            say: Prints a line.
+            options: Further arguments of `spmdkit.fit`: callbacks, evaluate_every, checkpoints, save_every, folder,
+                log_every and say.
 
         Returns:
             The last state, the steps since the trainer was created, the reason for an early end, and the records.
@@ -163,25 +150,23 @@ class Trainer:
             num_steps=number,
             shuffle=shuffle,
         )
-        held_out = [*rows_in_order(evaluation)] if evaluation is not None else None
+        held_out = [*rows_in_order(evaluation)] if evaluation is not None else []
+
+        def evaluate(state: TrainState) -> dict[str, float]:
+            return {f"eval_{name}": value for name, value in self._evaluate(state, held_out).items()}
+
         self._predictor = None
         with closing(batches):
             fitted = fit(
                 self.step,
                 self.state,
                 batches,
-                callbacks=callbacks,
-                evaluate=None if held_out is None else lambda state: self._evaluate_during_fit(state, held_out),
-                evaluate_every=evaluate_every,
-                checkpoints=checkpoints,
-                save_every=save_every,
-                folder=folder,
+                evaluate=None if evaluation is None else evaluate,
                 start=start,
                 num_steps=start + number,
                 global_batch=self.global_batch,
                 examples=examples,
-                log_every=log_every,
-                say=say,
+                **options,
             )
         self.state = fitted.state
         return fitted
@@ -221,9 +206,6 @@ class Trainer:
 
     def _evaluate(self, state: TrainState, sources: Iterable[Any]) -> dict[str, float]:
         return evaluate_sources(self.step, state.params, state.model_state, sources, global_batch=self.global_batch)
-
-    def _evaluate_during_fit(self, state: TrainState, sources: Iterable[Any]) -> dict[str, float]:
-        return {f"eval_{name}": value for name, value in self._evaluate(state, sources).items()}
 
     def _predictions(self, source: Any) -> Iterator[dict[str, np.ndarray]]:
         if self._predictor is None or self._predictor[0] is not self.state:
@@ -280,8 +262,9 @@ def _gives_batches(data: Any) -> bool:
         UserError: It is not data.
     """
     if not isinstance(data, list) and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        if _first_is_mapping(data):
-            return False
+        with suppress(LookupError, TypeError):  # of empty data, and of tables, which are indexed by name
+            if isinstance(data[0], Mapping):
+                return False
         raise UserError(
             f"A {type(data).__name__} alone is not enough: the meaning of its values is missing. Give arrays by name, "
             'such as {"inputs": x, "targets": y}, or a tuple (inputs, targets).'
@@ -291,12 +274,3 @@ def _gives_batches(data: Any) -> bool:
     raise UserError(
         f"A {type(data).__name__} is not data. Give arrays by name, a tuple (inputs, targets), a source, or batches."
     )
-
-
-def _first_is_mapping(data: Any) -> bool:
-    """Returns True if the first row is a mapping of arrays; False for empty data and tables, which are indexed by
-    name."""
-    try:
-        return isinstance(data[0], Mapping)
-    except (LookupError, TypeError):
-        return False

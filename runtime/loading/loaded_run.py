@@ -129,7 +129,7 @@ class LoadedRun:
         params = read_averages(stored, abstract.params) if ema else read_tree(stored, "params", abstract.params)
         self.params: Params = params
         self.model_state: Any = read_tree(stored, "model_state", abstract.model_state)
-        self.step = int(stored.folder.name) if stored.folder.name.isdecimal() else int(stored.step or 0)
+        self.step = stored.step
 
     @property
     def layouts(self) -> ShardingPlan:

@@ -1,7 +1,5 @@
 """Checksums of arrays: the same on every mesh, different for every other array; and of the description."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,14 +68,6 @@ def test_every_flipped_bit_changes_the_sum():
     assert len(seen) == 1 + 8 * 32
 
 
-@pytest.mark.slow
-def test_order_and_length_change_the_sum():
-    values = numbers("float32")
-    padded = np.pad(values, ((0, 1), (0, 0)))
-    others = [values.T.copy(), values[::-1].copy(), np.roll(values, 1, axis=1), values[:-1], padded]
-    assert len({one(each) for each in [values, *others]}) == 6
-
-
 def test_sums_are_in_the_order_of_the_paths():
     arrays = {"b": jnp.ones(3), "a": jnp.zeros(2), "c": jnp.float32(5)}
     assert checksums(arrays).tolist() == [one(arrays[path]) for path in "abc"]
@@ -117,7 +107,8 @@ def test_a_changed_note_makes_the_run_go_back(noted):
 @pytest.mark.slow
 def test_every_changed_byte_of_the_description_is_found(noted):
     checkpoint = noted / "20"
-    assert read_description(checkpoint)[:2] == ({"a": 1}, NOTES)
+    description = read_description(checkpoint)
+    assert (description["about"], description["notes"]) == ({"a": 1}, NOTES)
     data = ("d", "ocdbt.process_0", "commit_success.txt", "_CHECKPOINT_METADATA")  # nothing reads the last two
     files = [path for path in checkpoint.rglob("*") if path.is_file() and not {*path.parts} & {*data}]
     assert {"_METADATA", "_sharding", "process_0", "description.json"} <= {path.name for path in files}
@@ -138,12 +129,3 @@ def test_an_invalid_description_is_damage(noted, text):
     (noted / "20" / "description.json").write_bytes(text)
     with pytest.raises(DamagedCheckpoint, match="/20 is damaged: "):
         StoredCheckpoint(noted / "20")
-
-
-@pytest.mark.parametrize("name", ["state/_sharding", "state/_METADATA", "description.json"])
-def test_a_missing_file_of_the_description_is_damage(noted, name):
-    (noted / "20" / name).unlink()
-    verdict = verify_one(noted / "20")
-    assert not verdict.is_whole
-    assert json.loads(json.dumps(verdict.to_json()))["whole"] is False
-    assert name.split("/")[-1] in str(verdict)

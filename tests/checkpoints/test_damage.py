@@ -15,10 +15,8 @@ from spmdkit.checkpoints.damage import (
     CheckpointError,
     CheckpointUnavailable,
     DamagedCheckpoint,
-    differences,
     explain,
     leave_errors_to_one_message,
-    mismatch,
     other_bits,
     reason,
 )
@@ -56,29 +54,10 @@ def test_out_of_memory_is_passed_on():
         assert explain(FOLDER, error) is error
 
 
-def test_an_explained_error_is_passed_on():
-    error = DamagedCheckpoint("known")
-    assert explain(FOLDER, error) is error
-
-
 def test_a_reason_is_one_line_without_settings():
     assert reason(ValueError("a\n  b [tensorstore_spec='{\"x\": 1}']")) == "ValueError: a b"
     assert reason(ValueError("x" * 1000)).endswith(" ...")
     assert reason(ValueError(f"{'x' * 1000} [OS error 28: ...]")).startswith("No space left on device: ValueError: xx")
-
-
-def test_differences_name_every_array():
-    def kinds(**shapes):
-        return {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
-
-    found = differences(kinds(a=(2,), b=(3,), c=()), kinds(b=(4,), c=(), d=(1,)))
-    assert found == [
-        "a: not in the checkpoint",
-        "d: only in the checkpoint",
-        "b: float32[4] in the checkpoint, float32[3] in this run",
-    ]
-    assert str(mismatch("x", found, "Fix it.")).startswith("x, in 3 arrays:\n  a: not in")
-    assert str(mismatch("x", found[:1] * 25, "Fix it.")).endswith("... and 5 more\nFix it.")
 
 
 def test_names_arrays_with_other_bits():
@@ -154,12 +133,3 @@ def test_suppresses_errors_of_orbax_only(quiet, monkeypatch):
     for error in (CLOSED, OTHER):
         raise_unraisable(error)
     assert passed == [OTHER]
-
-
-def test_suppresses_nothing_if_tracebacks_are_requested(quiet, monkeypatch):
-    suppress, passed = quiet
-    monkeypatch.setenv(TRACEBACK_VARIABLE, "1")
-    suppress()
-    assert lets_through("absl", ORBAX)
-    raise_unraisable(CLOSED)
-    assert passed == [CLOSED]

@@ -35,7 +35,7 @@ def test_lists_the_arrays_of_a_checkpoint(original):
     assert (found["step"], found["parameters"]) == (20, 3 * 16 * 8 + 16)
     assert found["groups"]["params"] == {"arrays": 2, "numbers": 400, "bytes": 4 * 384 + 2 * 16}
     kernel = next(each for each in found["arrays"] if each["path"] == "params/blocks/kernel")
-    assert list(kernel.values()) == ["params/blocks/kernel", [3, 16, 8], "float32", 1536, [3, 2, 8]]
+    assert list(kernel.values()) == ["params/blocks/kernel", [3, 16, 8], "float32", 1536]
     lines = text(found).splitlines()
     assert any(line.split() == ["params/norm", "bfloat16", "16", "32", "B"] for line in lines)
     assert any(line.split() == ["step", "int32", "scalar", "4", "B"] for line in lines)
@@ -43,8 +43,8 @@ def test_lists_the_arrays_of_a_checkpoint(original):
 
 def test_describes_a_checkpoint_without_a_run(tmp_path):
     found = inspect(find(str(write(tmp_path / "run", run_state(3), about=None)), 3))
-    assert found["mesh"] == {"fsdp": 8}
-    assert "saved by" not in text(found)
+    assert found["mesh"] == {}
+    assert "saved" not in text(found).partition("\n")[2]
 
 
 def test_a_damaged_checkpoint_is_an_error_only_if_it_was_chosen(run):

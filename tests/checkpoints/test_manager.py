@@ -203,12 +203,3 @@ def test_an_interrupted_removal_blocks_no_save(written):
             (written / f"removed-{step}" / "busy").mkdir(parents=True)  # as where a file of it is still open
         checkpoints.wait()
         assert checkpoints.steps() == [30]
-
-
-def test_keeps_a_file_with_the_name_of_a_checkpoint(tmp_path):
-    (tmp_path / "5").write_text("notes")
-    state = placed(host_state(0), 1, "data", split=False)
-    with Checkpoints(tmp_path, keep=2, abstract_state=abstract(state)) as checkpoints:
-        checkpoints.save(5, state)
-    assert (tmp_path / "damaged-5").read_text() == "notes"
-    assert checkpoints.steps() == [5]

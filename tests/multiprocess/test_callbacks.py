@@ -101,7 +101,7 @@ def test_processes_agree_on_callback_requests(tmp_path):
     assert step < STEPS
     assert f"Complete after step {step} of {STEPS}: rank 0 has had enough." in ended[0].stdout
     state = state_arrays(config, step)
-    assert state["opt_state/1/factor"] == pytest.approx(0.9 ** asked[0]["scale"], rel=1e-4)
+    assert state["opt_state/1/factors/learning_rate"] == pytest.approx(0.9 ** asked[0]["scale"], rel=1e-4)
     assert state["opt_state/0/1/factors/last"] == asked[0]["train"] / 8
 
 

@@ -9,7 +9,7 @@ from spmdkit.data import bucket_by_length, from_dataset
 from spmdkit.launch.cli import main
 from spmdkit.models.transformer import transformer
 from spmdkit.models.transformer_config import TransformerConfig
-from spmdkit.runtime.run_context import FlopsOfSteps, Recorder, counts_tokens, learning_rates
+from spmdkit.runtime.run_context import FlopsOfSteps, Recorder, counts_tokens
 from spmdkit.training.callbacks.callback import Run
 from spmdkit.training.metrics import MetricsLog, read_metrics
 from spmdkit.training.steps.late_log import Progress
@@ -75,15 +75,6 @@ def test_what_comes_after_the_step_of_a_resume_is_dropped(tmp_path):
     with recording.open(tmp_path, 4):
         recording(progress(5))
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [4, 5]
-
-
-def test_a_schedule_that_gives_no_number_names_its_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "spmdkit.runtime.run_context.make_learning_rate", lambda *_: lambda steps: np.where(steps == 7, np.nan, 0.1)
-    )
-    config = load_config(write_config(tmp_path))
-    with pytest.raises(ValueError, match=r"optimizer\.schedule=.* gives step 8 the learning rate nan\."):
-        learning_rates(config.optimizer, config.train.steps)
 
 
 PLATEAU = {"name": "plateau", "patience": 1, "window_steps": 1, "tolerance": 0.9, "factor": 0.5}

@@ -9,7 +9,7 @@ import pytest
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import main
 from spmdkit.runtime import training_run as under_way
-from spmdkit.runtime.run_context import learning_rates
+from spmdkit.training.optimizing.learning_rates import make_learning_rate
 from support.runs import listing, losses, write_config
 
 
@@ -46,7 +46,8 @@ def test_what_a_run_leaves(tmp_path, capsys):
         "flops_per_second",
     }
     loaded = load_config(config)
-    rates = learning_rates(loaded.optimizer, loaded.train.steps)
+    schedule = make_learning_rate(loaded.optimizer.learning_rate, loaded.optimizer.schedule, loaded.train.steps)
+    rates = np.asarray(schedule(np.arange(loaded.train.steps)))
     assert [record["learning_rate"] for record in records] == [float(rates[step - 1]) for step in (4, 5, 8, 10, 12)]
     printed = capsys.readouterr().out
     assert printed.startswith("mlp, 2,410 parameters, synthetic: 8,192 noisy images")

@@ -232,7 +232,7 @@ def saved_params(config: Path, seed: int, *overrides: str) -> dict[str, np.ndarr
 
 
 def arrays_of(folder: Path | str, step: int | None = None) -> dict[str, np.ndarray]:
-    """Returns the global arrays of a checkpoint of `run.dir` by path, without checksums; the latest step by default."""
+    """Returns the global arrays of a checkpoint of `run.dir` by path; the latest step by default."""
     import jax
     import orbax.checkpoint as ocp
 
@@ -244,7 +244,7 @@ def arrays_of(folder: Path | str, step: int | None = None) -> dict[str, np.ndarr
         as_numpy = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), dict(tree))
         wanted = ocp.args.PyTreeRestore(restore_args=as_numpy)
         arrays = reader.restore(found, args=ocp.args.Composite(state=wanted))["state"]
-    return {path: np.asarray(array) for path, array in arrays.items() if path != "checksums"}
+    return {path: np.asarray(array) for path, array in arrays.items()}
 
 
 def same_run(folder: Path | str, expected: Path | str) -> list[str]:

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from spmdkit.parallel.step.state import StepMetrics, TrainState
 from spmdkit.training.callbacks.callback import Run
-from spmdkit.training.callbacks.conductor import Conductor, Named
+from spmdkit.training.callbacks.conductor import Conductor
 from spmdkit.training.callbacks.rate_factor import adjustable
 from spmdkit.training.loop import run_steps
 from spmdkit.training.optimizing.optimizers import make_optimizer
@@ -89,7 +89,7 @@ def play(
     )
     gate = Gate()
     conductor = Conductor(
-        [Named(f"{place} ({type(each).__name__})", each) for place, each in enumerate(callbacks)],
+        {f"{place} ({type(each).__name__})": each for place, each in enumerate(callbacks)},
         run,
         gate,
         evaluates_at=lambda number: bool(losses) and number % every == 0,
@@ -146,26 +146,26 @@ class Late:
 class PretendStep:
     """Counts steps; step n has loss 100 + n, takes `seconds` once it is waited for, and may go wrong."""
 
-    def __init__(self, *, seconds: float = 0.0, losses: dict[int, float] | None = None, norms=None, params=None):
+    def __init__(self, *, seconds: float = 0.0, losses: dict[int, float] | None = None, norms=None):
         self.started: list[int] = []
         self.awaited: list[tuple[int, int]] = []
         """Steps that were waited for, each with the newest step then started."""
-        self.seconds, self.losses, self.norms, self.params = seconds, losses or {}, norms or {}, params or {}
+        self.seconds, self.losses, self.norms = seconds, losses or {}, norms or {}
 
     def __call__(self, state, batch):
         number = int(state.step) + 1
         self.started.append(number)
         loss = Late(self.losses.get(number, 100.0 + number), lambda: self._on_wait(number))
         norm = Late(self.norms.get(number, 1.0))
-        return first_state(number, self.params.get(number, 1.0)), StepMetrics(loss, norm, Late(10.0))
+        return first_state(number), StepMetrics(loss, norm, Late(10.0))
 
     def _on_wait(self, number: int) -> None:
         time.sleep(self.seconds)
         self.awaited.append((number, self.started[-1]))
 
 
-def first_state(step: int = 0, value: float = 1.0) -> TrainState:
-    return TrainState(np.int32(step), {"w": jnp.full((2,), value), "count": jnp.int32(0)}, (), np.zeros(2, np.uint32))
+def first_state(step: int = 0) -> TrainState:
+    return TrainState(np.int32(step), {"w": jnp.ones(2), "count": jnp.int32(0)}, (), np.zeros(2, np.uint32))
 
 
 LOADER_ROWS = 30

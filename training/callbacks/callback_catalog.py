@@ -17,7 +17,6 @@ from ...parallel.model.user_options import call_with_options
 from ..run_files import Kind
 from ..times import process_age
 from .callback import EVENTS, METHODS, Callback, Run, implements
-from .conductor import Named
 from .monitoring import BestCheckpoint, EarlyStopping, ReduceOnPlateau
 from .recording import CSVLog, Profile, Samples
 from .trackers import MLflow, TensorBoard, WeightsAndBiases
@@ -108,7 +107,7 @@ CALLBACKS: dict[str, type[Callback]] = {
 
 def make_callbacks(
     section: Sequence[Mapping[str, Any]], offered: Mapping[str, Any], search_path: Sequence[str | Path] = ()
-) -> list[Named]:
+) -> dict[str, Any]:
     """Creates the callbacks of a config.
 
     Args:
@@ -116,21 +115,24 @@ def make_callbacks(
         offered: Values that the user's function receives if it has parameters with these names.
         search_path: Directories that are searched first for the user's code.
 
+    Returns:
+        Name for messages -> callback.
+
     Raises:
         UserError: The user's function is missing, takes other options, fails, or does not return a callback.
     """
-    return [_make(f"callbacks.{place}", given, offered, search_path) for place, given in enumerate(section)]
-
-
-def _make(key: str, given: Mapping[str, Any], offered: Mapping[str, Any], search_path: Sequence[str | Path]) -> Named:
-    options = {name: value for name, value in given.items() if name != "name"}
-    name = given["name"]
-    if ":" not in name:
-        return Named(f"{key} ({name})", CALLBACKS[name](**options))
-    function = import_function(name, f"{key}.name", search_path)
-    callback = call_with_options(function, options, offered, key, f"{key}.name={name!r}")
-    check_callback(callback, f"{key}.name={name!r}")
-    return Named(f"{key} ({name})", callback)
+    callbacks = {}
+    for place, given in enumerate(section):
+        key, options = f"callbacks.{place}", dict(given)
+        name = options.pop("name")
+        if ":" in name:
+            function = import_function(name, f"{key}.name", search_path)
+            callback = call_with_options(function, options, offered, key, f"{key}.name={name!r}")
+            check_callback(callback, f"{key}.name={name!r}")
+        else:
+            callback = CALLBACKS[name](**options)
+        callbacks[f"{key} ({name})"] = callback
+    return callbacks
 
 
 def check_callback(callback: Any, given: str) -> None:

@@ -10,9 +10,10 @@ even if a callback decides by a clock or a file, all processes do the same after
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...data.ordering.order import batch_number
 from ...mesh.errors import UserError, did_you_mean
@@ -22,22 +23,10 @@ from ...parallel.step.state import TrainState
 from ..run_files import check_output
 from ..stopping.gate import Gate
 from .callback import EVENTS, Callback, Requests, Run, implements
-from .rate_factor import factor_of, part_factors_of, with_factor, with_part_factors
+from .rate_factor import LEARNING_RATE, factors_of, with_factors
 
 AGREEMENTS = count(1)
 """Numbers the agreements of this process, across conductors: a run that rolls back creates another one."""
-
-
-class Named(NamedTuple):
-    """A callback with its name.
-
-    Attributes:
-        name: The name for messages: "callbacks.0 (early_stopping)".
-        callback: Any object with methods of `Callback`.
-    """
-
-    name: str
-    callback: Any
 
 
 class Conductor:
@@ -45,7 +34,7 @@ class Conductor:
 
     def __init__(
         self,
-        callbacks: Sequence[Named],
+        callbacks: Mapping[str, Any],
         run: Run,
         gate: Gate,
         *,
@@ -54,12 +43,11 @@ class Conductor:
         evaluate: Callable[[int, TrainState], Mapping[str, float]] = lambda number, state: {},
         save: Callable[[int, TrainState, Mapping[str, Any]], None] = lambda number, state, notes: None,
         seconds: float = 300,
-        prepare: bool = True,
     ) -> None:
-        """Prepares the callbacks.
+        """Lets the callbacks check that they can work.
 
         Args:
-            callbacks: The callbacks in order.
+            callbacks: Name for messages, such as "callbacks.0 (early_stopping)" -> callback, in order.
             run: Their view of the run; `run.evaluates` is False if `evaluate` must not be called.
             gate: The gate of the run.
             evaluates_at: Returns whether to evaluate after a step, apart from requests.
@@ -67,12 +55,11 @@ class Conductor:
             evaluate: Evaluates and returns metrics by name.
             save: Starts saving a state with notes: plain values for `restore`.
             seconds: The time that processes wait for each other.
-            prepare: Let callbacks check that they can work; if False, none of them may be called.
 
         Raises:
             UserError: A callback cannot work.
         """
-        self._callbacks, self._run, self._gate = list(callbacks), run, gate
+        self._callbacks, self._run, self._gate = dict(callbacks), run, gate
         self._evaluates_at, self._saves_at, self._evaluate, self._save = evaluates_at, saves_at, evaluate, save
         self._seconds = seconds
         self._pausing = False
@@ -81,34 +68,21 @@ class Conductor:
         self._has_epochs = bool(run.examples and (self._handlers["on_epoch_begin"] or self._handlers["on_epoch_end"]))
         self.ended = Requests()
         run.on_request = self._on_request
-        if prepare:
-            self._prepare()
+        for name, callback in self._callbacks.items():
+            self._prepare(name, callback)
+        known = run.metrics() if any(getattr(each, "monitors", None) for each in self._callbacks.values()) else None
+        if known is not None:
+            self._check_monitored(known)
 
     def restore(self, notes: Mapping[str, Any]) -> str:
-        """Restores callbacks from a checkpoint.
-
-        Args:
-            notes: The notes in the checkpoint; new callbacks have none.
-
-        Returns:
-            The reason that the run is already complete, or "".
-        """
-        states = list(notes.get("callbacks", ()))
-        for name, callback in self._callbacks:
-            mine = next((each for each in states if each[0] == _kind(name)), None)
-            if mine is None:
-                continue
-            states.remove(mine)
-            if implements(callback, "restore"):
-                with as_user_error(f"{name}, restore", callback.restore):
-                    callback.restore(mine[1])
-        ends = [callback.finished() for _, callback in self._callbacks if implements(callback, "finished")]
-        return next(filter(None, ends), "")
+        """Restores the callbacks from a checkpoint; see `restore_callbacks`."""
+        return restore_callbacks(self._callbacks, notes)
 
     def begin(self, state: TrainState) -> TrainState:
         """Calls `on_train_begin` and returns the first state."""
         run = self._run
-        run.learning_rate_factor, run.parts = factor_of(state) or 1.0, part_factors_of(state)
+        run.parts = factors_of(state)
+        run.learning_rate_factor = run.parts.pop(LEARNING_RATE, 1.0)
         self._enter(run.start, state)
         self._call("on_train_begin")
         if self._has_epochs:
@@ -176,18 +150,16 @@ class Conductor:
         Returns:
             The state to continue with.
         """
-        asked = self._take_requests()
-        if asked.factor != 1.0:
-            self._run.learning_rate_factor *= asked.factor
-            self._run.state = state = with_factor(state, self._run.learning_rate_factor)
-        if asked.parts:
-            self._run.parts.update(asked.parts)
-            self._run.state = state = with_part_factors(state, self._run.parts)
+        run, asked = self._run, self._take_requests()
+        if asked.factor != 1.0 or asked.parts:
+            run.learning_rate_factor *= asked.factor
+            run.parts |= asked.parts
+            run.state = state = with_factors(state, {LEARNING_RATE: run.learning_rate_factor, **run.parts})
         if self._saves_at(number) or asked.save or asked.end:
             self.save(number, state)
         if asked.end:
             self._end(number, asked)
-        elif self._ends_epoch(number) and number < self._run.num_steps:
+        elif self._ends_epoch(number) and number < run.num_steps:
             self._call("on_epoch_begin", self._epoch(number))
         self._leave()
         return state
@@ -201,8 +173,8 @@ class Conductor:
         """
         self._enter(number, state)
         self._call("on_save_begin")
-        having = [named for named in self._callbacks if implements(named.callback, "state")]
-        notes = {"callbacks": [[_kind(name), _state_of(name, callback)] for name, callback in having]}
+        having = {name: each for name, each in self._callbacks.items() if implements(each, "state")}
+        notes = {"callbacks": [[_kind(name), _state_of(name, callback)] for name, callback in having.items()]}
         self._save(number, state, notes if having else {})
         self._call("on_save_end")
 
@@ -213,49 +185,44 @@ class Conductor:
         self._run.state = None
 
     def close(self) -> None:
-        """Closes every callback; raises the first error after all are closed."""
-        failure: Exception | None = None
-        for name, callback in reversed(self._callbacks):
-            try:
+        """Closes every callback, the last one first; raises an error after all are closed."""
+        with ExitStack() as closing:
+            for name, callback in self._callbacks.items():
                 if implements(callback, "close"):
-                    with as_user_error(f"{name}, close", callback.close):
-                        callback.close()
-            except Exception as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
+                    closing.callback(self._close, name, callback)
 
-    def _prepare(self) -> None:
-        for name, callback in self._callbacks:
-            self._check_monitored(name, getattr(callback, "monitors", None))
-            if isinstance(callback, Callback) and callback.writes:
-                key, own = f"{name.partition(' ')[0]}.path", getattr(type(callback), "path", "")
-                path = vars(callback)["path"]
-                check_output(self._run.folder, path, callback.writes, key, own, probe=self._run.is_main)
-            if implements(callback, "prepare"):
-                with as_user_error(f"{name}, prepare", callback.prepare):
-                    callback.prepare(self._run)
+    def _close(self, name: str, callback: Any) -> None:
+        with as_user_error(f"{name}, close", callback.close):
+            callback.close()
 
-    def _check_monitored(self, name: str, monitored: str | None) -> None:
-        """Checks that evaluations will have the metric that a callback monitors."""
-        if monitored is None:
-            return
-        if not self._run.evaluates:
+    def _prepare(self, name: str, callback: Any) -> None:
+        run, monitored = self._run, getattr(callback, "monitors", None)
+        if monitored is not None and not run.evaluates:
             raise UserError(
                 f"{name} needs {monitored or 'evaluations'}, but the evaluation split is missing. Raise "
                 "data.eval_fraction, or remove the callback."
             )
-        known = self._run.metrics() if monitored else None
-        if known is not None and monitored not in known:
-            near = did_you_mean(monitored, known)
-            raise UserError(
-                f"{name}: monitor={monitored!r} is not a metric of an evaluation.{near} The metrics are "
-                f"{', '.join(known)}."
-            )
+        if isinstance(callback, Callback) and callback.writes:
+            key, own = f"{name.partition(' ')[0]}.path", getattr(type(callback), "path", "")
+            check_output(run.folder, vars(callback)["path"], callback.writes, key, own, probe=run.is_main)
+        if implements(callback, "prepare"):
+            with as_user_error(f"{name}, prepare", callback.prepare):
+                callback.prepare(run)
+
+    def _check_monitored(self, known: Collection[str]) -> None:
+        """Checks that callbacks monitor only metrics with these names."""
+        for name, callback in self._callbacks.items():
+            monitored = getattr(callback, "monitors", None)
+            if monitored and monitored not in known:
+                near = did_you_mean(monitored, known)
+                raise UserError(
+                    f"{name}: monitor={monitored!r} is not a metric of an evaluation.{near} The metrics are "
+                    f"{', '.join(known)}."
+                )
 
     def _methods(self, event: str) -> list[tuple[str, Callable[..., Any]]]:
-        having = [named for named in self._callbacks if implements(named.callback, event)]
-        return [(f"{name}, {event}", getattr(callback, event)) for name, callback in having]
+        having = {name: each for name, each in self._callbacks.items() if implements(each, event)}
+        return [(f"{name}, {event}", getattr(callback, event)) for name, callback in having.items()]
 
     def _call(self, event: str, *arguments: Any) -> None:
         for name, method in self._handlers[event]:
@@ -291,6 +258,7 @@ class Conductor:
     def _evaluation(self, number: int, state: TrainState) -> dict[str, float]:
         self._call("on_evaluation_begin")
         found = dict(self._evaluate(number, state))
+        self._check_monitored(found)
         self._call("on_evaluation_end", found)
         return found
 
@@ -304,6 +272,29 @@ class Conductor:
 
     def _ends_epoch(self, number: int) -> bool:
         return self._has_epochs and self._epoch(number) > self._epoch(number - 1)
+
+
+def restore_callbacks(callbacks: Mapping[str, Any], notes: Mapping[str, Any]) -> str:
+    """Restores callbacks from a checkpoint.
+
+    Args:
+        callbacks: Name -> callback, in order.
+        notes: The notes in the checkpoint; new callbacks have none.
+
+    Returns:
+        The reason that the run is already complete, or "".
+    """
+    states = list(notes.get("callbacks", ()))
+    for name, callback in callbacks.items():
+        mine = next((each for each in states if each[0] == _kind(name)), None)
+        if mine is None:
+            continue
+        states.remove(mine)
+        if implements(callback, "restore"):
+            with as_user_error(f"{name}, restore", callback.restore):
+                callback.restore(mine[1])
+    ends = [callback.finished() for callback in callbacks.values() if implements(callback, "finished")]
+    return next(filter(None, ends), "")
 
 
 def _state_of(name: str, callback: Any) -> dict[str, Any]:

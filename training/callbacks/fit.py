@@ -17,11 +17,11 @@ from ...parallel.step.state import TrainState
 from ...parallel.step.train_step import Step
 from ..loop import is_due, run_steps
 from ..steps.late_log import Progress
-from ..stopping.gate import Gate, stops_on_signals
+from ..stopping.gate import stops_on_signals
 from .callback import Run
 from .callback_catalog import check_callback
-from .conductor import Conductor, Named
-from .rate_factor import factor_of
+from .conductor import Conductor
+from .rate_factor import LEARNING_RATE, factors_of
 
 
 class Fitted(NamedTuple):
@@ -47,8 +47,6 @@ def run_with_callbacks(
     batches: Iterable[Batch],
     *,
     finish_saves: Callable[[], None],
-    on_pause: Callable[[int, TrainState], dict[str, float]] | None = None,
-    after_pause: Callable[[int, TrainState], TrainState | None] | None = None,
     **options: Any,
 ) -> TrainState:
     """Trains on every batch, with the callbacks of a conductor.
@@ -59,21 +57,16 @@ def run_with_callbacks(
         state: The state before the first batch; it is consumed.
         batches: Global batches, in order.
         finish_saves: Waits for the saves, before callbacks learn of the end.
-        on_pause: Replaces the conductor's own method.
-        after_pause: Replaces the conductor's own method.
-        options: Further arguments of `run_steps`.
+        options: Further arguments of `run_steps`; they replace those of the conductor.
     """
+    hooks = {
+        "pause_at": conductor.pauses_at,
+        "on_pause": conductor.pause,
+        "after_pause": conductor.after_pause,
+        "may_start": conductor.may_start,
+    }
     try:
-        state = run_steps(
-            step,
-            conductor.begin(state),
-            batches,
-            pause_at=conductor.pauses_at,
-            on_pause=on_pause or conductor.pause,
-            after_pause=after_pause or conductor.after_pause,
-            may_start=conductor.may_start,
-            **options,
-        )
+        state = run_steps(step, conductor.begin(state), batches, **(hooks | options))
         finish_saves()
         conductor.end(state)
     finally:
@@ -94,7 +87,6 @@ def fit(
     folder: Path | str = ".",
     start: int = 0,
     num_steps: int | None = None,
-    steps_per_epoch: int = 0,
     global_batch: int = 1,
     examples: int = 0,
     log_every: int = 10,
@@ -117,9 +109,8 @@ def fit(
         start: Steps done before the first batch; callbacks continue from the notes of that step's checkpoint.
         num_steps: Steps of the whole run, for callbacks; None = `start` plus the number of batches, which must have a
             length.
-        steps_per_epoch: Steps of an epoch; 0 = `examples` defines epochs, or there are none.
         global_batch: Rows of a batch, over all devices.
-        examples: Rows of an epoch, if batches do not divide it; 0 = as `steps_per_epoch` defines.
+        examples: Rows of an epoch; 0 = there are no epochs.
         log_every: Steps between two logged steps.
         say: Prints a line.
 
@@ -140,79 +131,68 @@ def fit(
         start=start,
         num_steps=num_steps,
         batch=global_batch,
-        examples=examples or steps_per_epoch * global_batch,
+        examples=examples,
         evaluates=evaluate is not None,
         say=say,
-        can_scale=factor_of(state) is not None,
+        can_scale=LEARNING_RATE in factors_of(state),
     )
-    named = [Named(f"callbacks.{place} ({type(each).__name__})", each) for place, each in enumerate(callbacks)]
+    return _fit(run, callbacks, step, state, batches, evaluate, evaluate_every, checkpoints, save_every, log_every)
+
+
+def _fit(
+    run: Run,
+    callbacks: Sequence[Any],
+    step: Step,
+    state: TrainState,
+    batches: Iterable[Batch],
+    evaluate: Callable[[TrainState], Mapping[str, float]] | None,
+    evaluate_every: int,
+    checkpoints: Checkpoints | None,
+    save_every: int,
+    log_every: int,
+) -> Fitted:
+    replicas, records = ReplicaCheck(state), []
+
+    def save(number: int, state: TrainState, notes: Mapping[str, Any]) -> None:
+        if checkpoints is not None:
+            replicas.check(number, state)
+            checkpoints.save(number, state, run.say, notes=notes, also_keep=run.kept)
+
+    def record(progress: Progress) -> None:
+        records.append({**progress._asdict(), **progress.extra})
+        del records[-1]["extra"]
+        conductor.logged(records[-1])
+
+    def save_at_stop(number: int, state: TrainState) -> None:
+        if not conductor.ended.end and number > run.start:  # if a callback ends training, its pause saves
+            conductor.save(number, state)
+
+    def report_skip(number: int, found: str) -> None:
+        if run.is_main:
+            run.say(f"Step {number}: {found}; its update was left out (loss_scale, which halves).")
+
     with stops_on_signals() as gate:
-        fitting = _Fitting(run, gate, named, evaluate, evaluate_every, checkpoints, save_every)
-        state = fitting.train(step, state, batches, log_every)
-    return Fitted(state, run.step, gate.reason, fitting.records)
-
-
-class _Fitting:
-    """One call of `fit`."""
-
-    def __init__(
-        self,
-        run: Run,
-        gate: Gate,
-        callbacks: Sequence[Named],
-        evaluate: Callable[[TrainState], Mapping[str, float]] | None,
-        evaluate_every: int,
-        checkpoints: Checkpoints | None,
-        save_every: int,
-    ) -> None:
-        self.records: list[dict[str, Any]] = []
-        self._run, self._checkpoints = run, checkpoints
-        self._replicas: ReplicaCheck | None = None
-        last = run.num_steps
-        self._conductor = Conductor(
-            callbacks,
+        conductor = Conductor(
+            {f"callbacks.{place} ({type(each).__name__})": each for place, each in enumerate(callbacks)},
             run,
             gate,
-            evaluates_at=lambda number: evaluate is not None and is_due(number, evaluate_every, last),
-            saves_at=lambda number: checkpoints is not None and is_due(number, save_every, last),
+            evaluates_at=lambda number: evaluate is not None and is_due(number, evaluate_every, run.num_steps),
+            saves_at=lambda number: checkpoints is not None and is_due(number, save_every, run.num_steps),
             evaluate=lambda number, state: evaluate(state) if evaluate else {},
-            save=self._save,
+            save=save,
         )
-
-    def train(self, step: Step, state: TrainState, batches: Iterable[Batch], log_every: int) -> TrainState:
-        """Trains on every batch."""
-        if self._run.start and self._checkpoints is not None:
-            self._conductor.restore(self._checkpoints.notes(self._run.start))
-        return run_with_callbacks(
-            self._conductor,
+        if run.start and checkpoints is not None:
+            conductor.restore(checkpoints.notes(run.start))
+        state = run_with_callbacks(
+            conductor,
             step,
             state,
             batches,
-            finish_saves=self._checkpoints.wait if self._checkpoints is not None else lambda: None,
-            start=self._run.start,
+            finish_saves=checkpoints.wait if checkpoints is not None else lambda: None,
+            start=run.start,
             log_every=log_every,
-            on_progress=self._record,
-            on_stop=self._stop,
-            on_skip=self._report_skip,
+            on_progress=record,
+            on_stop=save_at_stop,
+            on_skip=report_skip,
         )
-
-    def _save(self, number: int, state: TrainState, notes: Mapping[str, Any]) -> None:
-        if self._checkpoints is not None:
-            self._replicas = self._replicas or ReplicaCheck(state)
-            self._replicas.check(number, state)
-            self._checkpoints.save(number, state, self._run.say, notes=notes, also_keep=self._run.kept)
-
-    def _record(self, progress: Progress) -> None:
-        record = {**progress._asdict(), **progress.extra}
-        del record["extra"]
-        self.records.append(record)
-        self._conductor.logged(record)
-
-    def _stop(self, number: int, state: TrainState) -> None:
-        """Saves after a signal; if a callback ends training, its pause saves."""
-        if not self._conductor.ended.end and number > self._run.start:
-            self._conductor.save(number, state)
-
-    def _report_skip(self, number: int, found: str) -> None:
-        if self._run.is_main:
-            self._run.say(f"Step {number}: {found}; its update was left out (loss_scale, which halves).")
+    return Fitted(state, run.step, gate.reason, records)

@@ -1,4 +1,4 @@
-"""A factor on the learning rate that the host can change between two steps without compiling again.
+"""Factors on updates that the host can change between two steps without compiling again.
 
     optimizer = adjustable(optax.adamw(1e-3))                               update = factor * (the update of adamw)
     optimizer = in_parts(optax.adamw(1e-3), {"backbone": "Conv_.*"})        the same for some parameters, from 0 on
@@ -19,41 +19,27 @@ from ...layouts.paths import leaves_with_paths, map_with_path, match_paths, matc
 from ...mesh.processes import local_copy
 from ...parallel.step.state import TrainState
 
+LEARNING_RATE = "learning_rate"
+"""Name of the factor on all updates."""
 
-class RateFactor(NamedTuple):
+
+class RateFactors(NamedTuple):
     """The state of the transformation.
 
     Attributes:
-        factor: A float32 scalar; with local steps, one for each group.
-    """
-
-    factor: Array
-
-
-class PartFactors(NamedTuple):
-    """The state of `in_parts`.
-
-    Attributes:
-        factors: Name of a part -> float32 scalar; with local steps, one for each group.
+        factors: Name -> float32 scalar; with local steps, one for each group.
     """
 
     factors: dict[str, Array]
 
 
 def adjustable(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Returns an optimizer that multiplies its updates by a factor in its state.
+    """Returns an optimizer that multiplies its updates by a factor in its state, 1 at first.
 
     Args:
         optimizer: Any optax transformation.
     """
-
-    def init(params: Any) -> RateFactor:
-        return RateFactor(jnp.ones((), jnp.float32))
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        return jax.tree.map(lambda leaf: leaf * state.factor.astype(leaf.dtype), updates), state
-
-    return optax.chain(optimizer, optax.GradientTransformation(init, update))
+    return _with_factors(optimizer, {LEARNING_RATE: ".*"}, 1.0)
 
 
 def in_parts(optimizer: optax.GradientTransformation, parts: Mapping[str, str]) -> optax.GradientTransformation:
@@ -69,10 +55,39 @@ def in_parts(optimizer: optax.GradientTransformation, parts: Mapping[str, str]) 
     Raises:
         UserError: In `init`, if an expression matches no parameter.
     """
+    return _with_factors(optimizer, parts, 0.0)
 
-    def init(params: Any) -> PartFactors:
+
+def factors_of(state: TrainState) -> dict[str, float]:
+    """Returns the factors in a state by name: LEARNING_RATE and the parts, as far as its optimizer has them."""
+    nodes = [node for node in jax.tree.leaves(state.opt_state, is_leaf=_has_factors) if _has_factors(node)]
+    arrays = {name: array for node in nodes for name, array in node.factors.items()}
+    return {name: float(np.asarray(local_copy(array)).flat[0]) for name, array in arrays.items()}
+
+
+def with_factors(state: TrainState, factors: Mapping[str, float]) -> TrainState:
+    """Returns the state with other factors and the same layouts; processes do not wait for each other.
+
+    Args:
+        state: The state of an optimizer with factors.
+        factors: Name -> a non-negative, finite factor; the others stay.
+    """
+
+    def changed(node: Any) -> Any:
+        if not _has_factors(node):
+            return node
+        new = {name: _filled(array, factors[name]) for name, array in node.factors.items() if name in factors}
+        return RateFactors(node.factors | new)
+
+    return state._replace(opt_state=jax.tree.map(changed, state.opt_state, is_leaf=_has_factors))
+
+
+def _with_factors(
+    optimizer: optax.GradientTransformation, parts: Mapping[str, str], first: float
+) -> optax.GradientTransformation:
+    def init(params: Any) -> RateFactors:
         match_paths(list(parts.values()), [path for path, _ in leaves_with_paths(params)], "in_parts")
-        return PartFactors({name: jnp.zeros((), jnp.float32) for name in parts})
+        return RateFactors({name: jnp.full((), first, jnp.float32) for name in parts})
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         def scaled(path: str, leaf: Array) -> Array:
@@ -85,61 +100,11 @@ def in_parts(optimizer: optax.GradientTransformation, parts: Mapping[str, str]) 
     return optax.chain(optimizer, optax.GradientTransformation(init, update))
 
 
-def factor_of(state: TrainState) -> float | None:
-    """Returns the factor in a state, or None if its optimizer is not adjustable."""
-    for leaf in _factors(state.opt_state):
-        return float(np.asarray(local_copy(leaf.factor)).flat[0])
-    return None
-
-
-def with_factor(state: TrainState, factor: float) -> TrainState:
-    """Returns the state with another factor and the same layouts; processes do not wait for each other.
-
-    Args:
-        state: The state of an adjustable optimizer.
-        factor: A positive, finite factor.
-    """
-
-    def changed(leaf: Any) -> Any:
-        return RateFactor(_filled(leaf.factor, factor)) if isinstance(leaf, RateFactor) else leaf
-
-    return state._replace(opt_state=jax.tree.map(changed, state.opt_state, is_leaf=_is_factor))
-
-
-def part_factors_of(state: TrainState) -> dict[str, float]:
-    """Returns name -> factor of the parts of an optimizer made by `in_parts`; empty for any other."""
-    found = [leaf for leaf in jax.tree.leaves(state.opt_state, is_leaf=_is_factor) if isinstance(leaf, PartFactors)]
-    arrays = {name: array for each in found for name, array in each.factors.items()}
-    return {name: float(np.asarray(local_copy(array)).flat[0]) for name, array in arrays.items()}
-
-
-def with_part_factors(state: TrainState, factors: Mapping[str, float]) -> TrainState:
-    """Returns the state with other factors of some parts and the same layouts; processes do not wait.
-
-    Args:
-        state: The state of an optimizer made by `in_parts`.
-        factors: Name of a part -> a non-negative, finite factor.
-    """
-
-    def changed(leaf: Any) -> Any:
-        if not isinstance(leaf, PartFactors):
-            return leaf
-        return PartFactors(
-            {name: _filled(old, factors[name]) if name in factors else old for name, old in leaf.factors.items()}
-        )
-
-    return state._replace(opt_state=jax.tree.map(changed, state.opt_state, is_leaf=_is_factor))
-
-
 def _filled(old: Array, value: float) -> Array:
     """Returns an array of one value with the layout of another."""
     whole = np.full(old.shape, value, old.dtype)
     return jax.make_array_from_callback(old.shape, old.sharding, lambda index: whole[index])
 
 
-def _factors(tree: Any) -> list[RateFactor]:
-    return [leaf for leaf in jax.tree.leaves(tree, is_leaf=_is_factor) if isinstance(leaf, RateFactor)]
-
-
-def _is_factor(leaf: Any) -> bool:
-    return isinstance(leaf, RateFactor | PartFactors)
+def _has_factors(node: Any) -> bool:
+    return isinstance(node, RateFactors)

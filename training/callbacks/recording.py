@@ -2,8 +2,8 @@
 
 import csv
 import io
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TextIO
@@ -13,6 +13,7 @@ from annotated_types import Ge
 
 from ...mesh.errors import UserError
 from ...mesh.files import write_text
+from ..metrics import MetricsLog
 from ..run_files import Kind
 from ..steps.late_log import RUN_AHEAD
 from .callback import Callback, Run
@@ -41,25 +42,19 @@ class CSVLog(Callback):
 
     def on_train_begin(self, run: Run) -> None:
         """Opens the table without lines after the step that the run continues from."""
-        if not run.is_main:
-            return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        rows = [row for row in self._read() if int(row["step"]) <= run.start]
-        self._columns = list(dict.fromkeys(name for row in rows for name in row))
-        self._rewrite(rows)
+        if run.is_main:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._rewrite([row for row in self._read() if int(row["step"]) <= run.start])
 
     def on_step_end(self, run: Run, record: Mapping[str, Any]) -> None:
         """Adds a line; a new metric adds a column."""
         if self._file is None:
             return
-        new = [name for name in record if name not in self._columns]
-        if new:
+        if record.keys() <= set(self._columns):
+            csv.DictWriter(self._file, self._columns).writerow(record)
             self._file.flush()
-            rows = self._read()
-            self._columns += new
-            self._rewrite(rows)
-        csv.DictWriter(self._file, self._columns).writerow(record)
-        self._file.flush()
+        else:
+            self._rewrite([*self._read(), record])
 
     def close(self) -> None:
         """Closes the table."""
@@ -71,21 +66,18 @@ class CSVLog(Callback):
         """Returns the lines so far, without an incomplete last one."""
         if not self._path.exists():
             return []
-        try:
-            with self._path.open(newline="", encoding="utf-8") as file:
-                text = file.read()
-            table = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
-            rows = list(table)
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise UserError(f"{self._path} is not a table of metrics: {error}. Move it away.") from error
+        text = self._path.read_bytes().decode(errors="replace")
+        table = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
+        rows = list(table)
         has_steps = "step" in (table.fieldnames or ()) and all((row["step"] or "").isdecimal() for row in rows)
         if text and not has_steps:
             raise UserError(f"{self._path} is not a table of metrics: some lines lack a step. Move it away.")
         return rows
 
-    def _rewrite(self, rows: list[dict[str, Any]]) -> None:
+    def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replaces the table atomically, and opens it for more lines."""
         self.close()
+        self._columns = list(dict.fromkeys(name for row in rows for name in row))
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, self._columns)
         if self._columns:
@@ -112,6 +104,7 @@ class Samples(Callback):
         super().__post_init__()
         self.monitors = ""
         self._seen = 0
+        self._log: MetricsLog | None = None
 
     def state(self) -> Mapping[str, int]:
         """Returns the number of evaluations."""
@@ -129,12 +122,9 @@ class Samples(Callback):
             )
 
     def on_train_begin(self, run: Run) -> None:
-        """Drops the samples of steps that are trained again."""
-        file = run.folder / SAMPLES
-        if run.is_main and file.exists():
-            lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-            kept = [line for line in lines if json.loads(line)["step"] <= run.start]
-            write_text(file, "".join(f"{line}\n" for line in kept))
+        """Opens the file without the samples of steps that are trained again."""
+        if run.is_main:
+            self._log = MetricsLog(run.folder / SAMPLES, start_step=run.start)
 
     def on_evaluation_end(self, run: Run, metrics: Mapping[str, float]) -> None:
         """Generates text, all processes together."""
@@ -144,9 +134,13 @@ class Samples(Callback):
         assert run.generate is not None
         text = run.generate(self.prompt, self.length, self.temperature)
         run.say(f"Step {run.step} writes:\n\n{text}\n")
-        if run.is_main:
-            with (run.folder / SAMPLES).open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": run.step, "text": text}) + "\n")
+        if self._log is not None:
+            self._log.write({"step": run.step, "text": text})
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._log is not None:
+            self._log.close()
 
 
 @dataclass(kw_only=True)
@@ -170,7 +164,7 @@ class Profile(Callback):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._is_tracing = False
-        self._annotation: Any = None
+        self._annotation = ExitStack()
 
     def on_step_begin(self, run: Run) -> None:
         """Starts with step `start`, and ends when the last of its steps is known to be done; never waits."""
@@ -182,31 +176,19 @@ class Profile(Callback):
             self._is_tracing = True
         if not self._is_tracing:
             return
-        self._annotate(None)
+        self._annotation.close()
         if run.step > self.start + self.steps + RUN_AHEAD:
             self.close()
             run.say(f"Wrote a trace of steps {self.start} to {self.start + self.steps - 1}: {self._folder(run)}")
         elif run.step < self.start + self.steps:
-            self._annotate(jax.profiler.StepTraceAnnotation("train", step_num=run.step))
-
-    def on_train_end(self, run: Run) -> None:
-        """Ends a trace if the run was too short for it."""
-        self.close()
+            self._annotation.enter_context(jax.profiler.StepTraceAnnotation("train", step_num=run.step))
 
     def close(self) -> None:
-        """Ends the trace."""
-        self._annotate(None)
+        """Ends the trace, also if the run was too short for it."""
+        self._annotation.close()
         if self._is_tracing:
             self._is_tracing = False
             jax.profiler.stop_trace()
 
     def _folder(self, run: Run) -> Path:
         return run.folder / Path(self.path).expanduser()
-
-    def _annotate(self, annotation: Any) -> None:
-        """Ends the annotation of a step, and begins the next one."""
-        if self._annotation is not None:
-            self._annotation.__exit__(None, None, None)
-        if annotation is not None:
-            annotation.__enter__()
-        self._annotation = annotation

@@ -26,15 +26,18 @@ Sources: Loshchilov & Hutter 2017, "SGDR" (cosine); Hu et al. 2024, "MiniCPM" (w
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import lru_cache
+from typing import Annotated, Any, get_type_hints
 
 import jax
 import numpy as np
 import optax
 import optax.contrib
+from annotated_types import Ge, Le, Lt
 from jax import Array
 
 from ...mesh.errors import UserError, did_you_mean, unknown_options
+from ..ranges import violated_rules
 from .groups import REST
 
 KEY = "optimizer.schedule"
@@ -43,8 +46,10 @@ TINY = float(np.finfo(np.float32).tiny)
 """The smallest positive number of float32 that devices do not round to 0."""
 WINDOW = 2**16
 """Steps with rates that are computed together."""
-MAX_CHECKED = 2**20
-"""Steps with rates that are checked before a run, in addition to those of its last window."""
+Count = Annotated[int, Ge(0)]
+Positive = Annotated[int, Ge(1)]
+Ratio = Annotated[float, Ge(0), Le(1)]
+Fraction = Annotated[float, Ge(TINY), Lt(1)]
 
 
 def make_learning_rate(peak: float, schedule: Mapping[str, Any], num_steps: int) -> optax.Schedule:
@@ -52,18 +57,15 @@ def make_learning_rate(peak: float, schedule: Mapping[str, Any], num_steps: int)
 
     Args:
         peak: `optimizer.learning_rate`.
-        schedule: `optimizer.schedule`: a name and the options of that schedule.
+        schedule: `optimizer.schedule`: a name and valid options of that schedule (see `learning_rate_problems`).
         num_steps: Optimizer steps of the whole run.
 
     Returns:
         A function from a step, or an array of steps, to the learning rate.
 
     Raises:
-        UserError: The schedule or an option is unknown or invalid, or the schedule is longer than the run.
+        UserError: The schedule is longer than the run.
     """
-    problems = learning_rate_problems(schedule)
-    if problems:
-        raise UserError("\n".join(problems))
     options = dict(schedule)
     return SCHEDULES[options.pop("name", "constant")](peak, num_steps, **options)
 
@@ -74,25 +76,16 @@ def learning_rate_problems(schedule: Mapping[str, Any]) -> list[str]:
     name = options.pop("name", "constant")
     if not isinstance(name, str) or name not in SCHEDULES:
         return [f"{KEY}.name={name!r} is not a schedule.{did_you_mean(name, SCHEDULES, otherwise='Choose from')}"]
-    _, _, *known = inspect.signature(SCHEDULES[name]).parameters
+    schedule_function = SCHEDULES[name]
+    _, _, *known = inspect.signature(schedule_function).parameters
+    hints = get_type_hints(schedule_function, include_extras=True)
     problems = unknown_options([option for option in options if option not in known], known, KEY, of=name)
-    for option, value in options.items():
-        if option.endswith("_steps") and not (_is_number(value, int) and value >= 0):
-            problems.append(f"{KEY}.{option}={value!r} must be an integer, at least 0.")
-        elif option == "final_ratio" and not (_is_number(value, int | float) and 0 <= value <= 1):
-            problems.append(f"{KEY}.{option}={value!r} must be a number from 0 to 1.")
-        elif option in ("factor", "tolerance") and not (_is_number(value, int | float) and TINY <= value < 1):
-            problems.append(f"{KEY}.{option}={value!r} must be a number between 0 and 1.")
-        elif option in ("patience", "cooldown") and not (_is_number(value, int) and value >= (option == "patience")):
-            least = int(option == "patience")
-            problems.append(f"{KEY}.{option}={value!r} must be an integer, at least {least}.")
-    if options.get("window_steps") == 0:
-        problems.append(f"{KEY}.window_steps must be at least 1, got 0.")
-    return problems
-
-
-def _is_number(value: Any, kind: Any) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
+    return problems + [
+        f"{KEY}.{option}={value!r} must be {rule}."
+        for option, value in options.items()
+        if option in known
+        for rule in violated_rules(hints[option], value)
+    ]
 
 
 def constant(peak: float, num_steps: int) -> optax.Schedule:
@@ -100,13 +93,13 @@ def constant(peak: float, num_steps: int) -> optax.Schedule:
     return optax.constant_schedule(peak)
 
 
-def cosine(peak: float, num_steps: int, final_ratio: float = 0.0) -> optax.Schedule:
+def cosine(peak: float, num_steps: int, final_ratio: Ratio = 0.0) -> optax.Schedule:
     """Returns half a cosine from the first step to the last."""
     return optax.cosine_decay_schedule(peak, num_steps, alpha=final_ratio)
 
 
 def warmup_cosine(
-    peak: float, num_steps: int, warmup_steps: int | None = None, final_ratio: float = 0.0
+    peak: float, num_steps: int, warmup_steps: Count | None = None, final_ratio: Ratio = 0.0
 ) -> optax.Schedule:
     """Returns a warm-up (by default 5 % of the steps), then half a cosine."""
     warmup = _part(num_steps, 0.05) if warmup_steps is None else warmup_steps
@@ -115,7 +108,7 @@ def warmup_cosine(
     return _after_warmup(peak, warmup, down)
 
 
-def linear(peak: float, num_steps: int, warmup_steps: int = 0, final_ratio: float = 0.0) -> optax.Schedule:
+def linear(peak: float, num_steps: int, warmup_steps: Count = 0, final_ratio: Ratio = 0.0) -> optax.Schedule:
     """Returns a warm-up (by default none), then a linear decay."""
     _check_fits(num_steps, warmup_steps=warmup_steps)
     down = optax.linear_schedule(peak, peak * final_ratio, num_steps - warmup_steps)
@@ -125,9 +118,9 @@ def linear(peak: float, num_steps: int, warmup_steps: int = 0, final_ratio: floa
 def wsd(
     peak: float,
     num_steps: int,
-    warmup_steps: int | None = None,
-    decay_steps: int | None = None,
-    final_ratio: float = 0.0,
+    warmup_steps: Count | None = None,
+    decay_steps: Count | None = None,
+    final_ratio: Ratio = 0.0,
 ) -> optax.Schedule:
     """Returns a warm-up (by default 5 % of the steps), the peak, and a linear decay (by default 20 % of the steps)."""
     warmup = _part(num_steps, 0.05) if warmup_steps is None else warmup_steps
@@ -143,13 +136,13 @@ def wsd(
 def plateau(
     peak: float,
     num_steps: int,
-    warmup_steps: int = 0,
-    factor: float = 0.5,
-    patience: int = 10,
-    window_steps: int = 10,
-    cooldown: int = 0,
-    tolerance: float = 1e-4,
-    final_ratio: float = 0.0,
+    warmup_steps: Count = 0,
+    factor: Fraction = 0.5,
+    patience: Positive = 10,
+    window_steps: Positive = 10,
+    cooldown: Count = 0,
+    tolerance: Fraction = 1e-4,
+    final_ratio: Ratio = 0.0,
 ) -> optax.Schedule:
     """Returns a warm-up (by default none), then the peak; its scale depends on the loss, not on the step."""
     _check_fits(num_steps, warmup_steps=warmup_steps)
@@ -188,52 +181,20 @@ def _check_fits(num_steps: int, **parts: int) -> None:
         )
 
 
-class LearningRates:
-    """The learning rate of each step on the host, indexed by step and computed in windows."""
+def rate_reader(schedule: optax.Schedule, num_steps: int) -> Callable[[int], float]:
+    """Returns a function from a step to its learning rate on the host, which computes the rates of many steps together.
 
-    def __init__(self, schedule: optax.Schedule, num_steps: int) -> None:
-        """Computes nothing yet.
+    Args:
+        schedule: A function from an array of steps to learning rates.
+        num_steps: Optimizer steps of the whole run.
+    """
 
-        Args:
-            schedule: A function from an array of steps to learning rates.
-            num_steps: Optimizer steps of the whole run.
-        """
-        self._schedule = schedule
-        self._num_steps = num_steps
-        self._first = 0
-        self._window = np.zeros(0)
+    @lru_cache(1)
+    def window(first: int) -> np.ndarray:
+        steps = np.arange(first, min(first + WINDOW, num_steps))
+        return np.broadcast_to(np.asarray(schedule(steps)), steps.shape)  # pyright: ignore
 
-    def __len__(self) -> int:
-        """Returns the steps of the whole run."""
-        return self._num_steps
-
-    def __getitem__(self, step: int) -> float:
-        """Returns the learning rate of a step, 0 <= step < len.
-
-        Raises:
-            IndexError: The step is out of range.
-        """
-        if not 0 <= step < self._num_steps:
-            raise IndexError(f"step {step} of {self._num_steps}")
-        if not self._first <= step < self._first + len(self._window):
-            self._first = step // WINDOW * WINDOW
-            self._window = self._rates(self._first)
-        return float(self._window[step - self._first])
-
-    def first_not_finite(self) -> int | None:
-        """Returns the first step with a rate that is not finite in float32, of the first million steps and the last."""
-        last = (self._num_steps - 1) // WINDOW * WINDOW
-        for first in dict.fromkeys((*range(0, min(self._num_steps, MAX_CHECKED), WINDOW), last)):
-            with np.errstate(over="ignore"):
-                wrong = np.flatnonzero(~np.isfinite(self._rates(first).astype(np.float32)))
-            if len(wrong):
-                return first + int(wrong[0])
-        return None
-
-    def _rates(self, first: int) -> np.ndarray:
-        """Returns the rates of the window that starts at a step."""
-        steps = np.arange(first, min(first + WINDOW, self._num_steps))
-        return np.broadcast_to(np.asarray(self._schedule(steps)), steps.shape)  # pyright: ignore
+    return lambda step: float(window(step // WINDOW * WINDOW)[step % WINDOW])
 
 
 def is_plateau(schedule: Mapping[str, Any]) -> bool:
@@ -262,17 +223,7 @@ def scale_on_plateau(schedule: Mapping[str, Any]) -> optax.GradientTransformatio
     )
 
 
-def plateau_scales(opt_state: Any) -> list[Array]:
-    """Returns the current scales of the learning rates: one scalar for each group with the schedule plateau.
-
-    Args:
-        opt_state: The optimizer's state, `TrainState.opt_state`.
-    """
-    nodes = jax.tree.leaves(opt_state, is_leaf=_is_plateau_state)
-    return [node.scale for node in nodes if _is_plateau_state(node)]
-
-
-def main_plateau_scale(opt_state: Any) -> Array | None:
+def plateau_scale(opt_state: Any) -> Array | None:
     """Returns the current scale of `optimizer.schedule`, or None if no schedule follows the loss.
 
     Args:

@@ -23,12 +23,12 @@ class Skipping(NamedTuple):
 
     Attributes:
         in_a_row: Consecutive skipped updates, an int32 scalar.
-        total: All skipped updates, an int32 scalar.
+        skipped: All skipped updates, an int32 scalar.
         inner: The optimizer's own state.
     """
 
     in_a_row: Array
-    total: Array
+    skipped: Array
     inner: Any
 
 
@@ -53,12 +53,12 @@ def skip_not_finite(inner: optax.GradientTransformation, most: int) -> optax.Gra
         each = [jnp.isfinite(leaf).all().reshape(1) for leaf in jax.tree.leaves(updates)]
         finite = jnp.concatenate([jnp.ones(1, bool), *each]).all()
         in_a_row = jnp.where(finite, 0, state.in_a_row + 1)
-        total = state.total + jnp.where(finite, 0, 1)
+        skipped = state.skipped + jnp.where(finite, 0, 1)
         goes_on = finite | (in_a_row > most)
         changed, new = inner.update(updates, state.inner, params, **more)
         kept = jax.tree.map(lambda after, before: jnp.where(goes_on, after, before), new, state.inner)
         changed = jax.tree.map(lambda leaf: jnp.where(goes_on, leaf, jnp.zeros_like(leaf)), changed)
-        return changed, Skipping(in_a_row, total, kept)
+        return changed, Skipping(in_a_row, skipped, kept)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -69,9 +69,5 @@ def skipped(opt_state: Any) -> Array | None:
     Args:
         opt_state: The optimizer's state, `TrainState.opt_state`.
     """
-    found = [leaf for leaf in jax.tree.leaves(opt_state, is_leaf=_is_skipping) if _is_skipping(leaf)]
-    return found[0].total if found else None
-
-
-def _is_skipping(node: Any) -> bool:
-    return isinstance(node, Skipping)
+    nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, Skipping))
+    return next((node.skipped for node in nodes if isinstance(node, Skipping)), None)

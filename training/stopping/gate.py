@@ -24,8 +24,8 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any, Self
 
 import jax
 
@@ -159,40 +159,28 @@ def stops_on_signals() -> Iterator[Gate]:
     Only the main thread gets signals; in other threads, this only follows the other processes.
     """
     gate = Gate()
-    listener = _Alone(gate) if coordination_client() is None else _Together(gate)
+    together = _Together(gate) if coordination_client() is not None else None
     before: dict[Any, Any] = {}
 
     @asks_once
     def handle(number: int, frame: Any) -> None:
         answered(number)
         signal.signal(number, before[number])  # the next one ends the process
-        listener.ask(signal.Signals(number).name)
+        name = signal.Signals(number).name
+        if together is not None:
+            together.ask(name)
+        else:  # the main thread, which runs this, may hold the lock of the gate; another thread can wait for it
+            threading.Thread(target=lambda: gate.stop_after(gate.close(), name), daemon=True).start()
 
     for number in SIGNALS if threading.current_thread() is threading.main_thread() else ():
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             before[number] = signal.signal(number, handle)
-    listener.begin()
     try:
-        yield gate
+        with together or nullcontext():
+            yield gate
     finally:
-        listener.end()
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-class _Alone:
-    """Requests in a run of one process: it stops after the last step that it has started."""
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-
-    def begin(self) -> None: ...
-
-    def end(self) -> None: ...
-
-    def ask(self, reason: str) -> None:
-        # A signal handler runs in the main thread, which may hold the lock of the gate; another thread can wait for it.
-        threading.Thread(target=lambda: self._gate.stop_after(self._gate.close(), reason), daemon=True).start()
 
 
 class _Together:
@@ -211,10 +199,11 @@ class _Together:
         self._thread = threading.Thread(target=self._listen, name="stop-together", daemon=True)
         gate.on_ask, gate.last_request = self._pauses.append, self._drop_pauses
 
-    def begin(self) -> None:
+    def __enter__(self) -> Self:
         self._thread.start()
+        return self
 
-    def end(self) -> None:
+    def __exit__(self, *error: object) -> None:
         self._end.set()
         self._thread.join()
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 TRY_AGAIN = 75
 """A copy of the constant in mesh/exit_codes.py, which imports JAX and would delay signal handling."""
 PRINT_SECONDS = 1.0
@@ -36,7 +36,7 @@ def ends_on_signals(*, until_the_end: bool = False) -> Iterator[None]:
     Args:
         until_the_end: The process ends after the block, so signals are handled until then.
     """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "set_wakeup_fd"):
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     reading, writing = os.pipe()
@@ -54,20 +54,15 @@ def ends_on_signals(*, until_the_end: bool = False) -> Iterator[None]:
         yield
     finally:
         if until_the_end:
-            signal.signal(
-                signal.SIGINT, signal.SIG_IGN
-            )  # while Python shuts down with default handlers, ignore another Ctrl-C
+            # While Python shuts down with default handlers, ignore another Ctrl-C.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         else:
-            _restore(before, previous_fd, reading, writing, thread)
-
-
-def _restore(before: dict[Any, Any], previous_fd: int, reading: int, writing: int, thread: threading.Thread) -> None:
-    for number, handler in before.items():
-        signal.signal(number, handler)
-    signal.set_wakeup_fd(previous_fd)
-    os.close(writing)
-    thread.join()
-    os.close(reading)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(previous_fd)
+            os.close(writing)
+            thread.join()
+            os.close(reading)
 
 
 def asks_once(handler: Callable[[int, Any], None]) -> Callable[[int, Any], None]:
@@ -132,5 +127,4 @@ def _reset_in_child() -> None:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_in_child)
+os.register_at_fork(after_in_child=_reset_in_child)

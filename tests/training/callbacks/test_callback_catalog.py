@@ -24,7 +24,7 @@ def test_every_callback_has_documented_options_and_events(name):
 
 
 def test_creates_callbacks_of_the_catalog():
-    ((name, callback),) = make_callbacks([{"name": "early_stopping", "patience": 7}], {})
+    ((name, callback),) = make_callbacks([{"name": "early_stopping", "patience": 7}], {}).items()
     assert (name, callback) == ("callbacks.0 (early_stopping)", EarlyStopping(patience=7))
 
 
@@ -61,7 +61,7 @@ def own(tmp_path, monkeypatch):
 
 
 def test_creates_the_users_callback(own):
-    ((name, callback),) = own(name="own_callbacks:make", factor=3)
+    ((name, callback),) = own(name="own_callbacks:make", factor=3).items()
     assert (name, callback.steps) == ("callbacks.0 (own_callbacks:make)", 15)
 
 

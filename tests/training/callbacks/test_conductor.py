@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from spmdkit.mesh.errors import UserError
 from spmdkit.training.callbacks.callback import EVENTS
-from spmdkit.training.callbacks.rate_factor import factor_of
+from spmdkit.training.callbacks.rate_factor import LEARNING_RATE, factors_of
 from support.training import play
 
 
@@ -128,11 +128,11 @@ def test_saved_state_contains_the_new_factor():
     seen = []
     scale = Listening(
         on_evaluation_end=lambda run, metrics: run.scale_learning_rate(0.5),
-        on_save_begin=lambda run: seen.append((run.step, factor_of(run.state))),
+        on_save_begin=lambda run: seen.append((run.step, factors_of(run.state)[LEARNING_RATE])),
     )
     played = play(scale, losses=[1.0], every=2, saves=(2, 4), steps=5)
     assert seen == [(2, 0.5), (4, 0.25)]
-    assert (factor_of(played.state), played.run.learning_rate_factor) == (0.25, 0.25)
+    assert (factors_of(played.state)[LEARNING_RATE], played.run.learning_rate_factor) == (0.25, 0.25)
     resumed = play(Listening(), start=5, steps=7, state=played.state)
     assert resumed.run.learning_rate_factor == 0.25
 

@@ -12,7 +12,7 @@ from spmdkit.models.mlp import MLPConfig, mlp
 from spmdkit.parallel.options import Precision
 from spmdkit.training.callbacks.fit import fit
 from spmdkit.training.callbacks.monitoring import BestCheckpoint, ReduceOnPlateau
-from spmdkit.training.callbacks.rate_factor import adjustable, factor_of
+from spmdkit.training.callbacks.rate_factor import LEARNING_RATE, adjustable, factors_of
 from support.faults import flip_in
 
 import spmdkit
@@ -41,7 +41,7 @@ def test_it_trains_to_the_end(step, batch, tmp_path):
         def on_epoch_end(self, run, epoch):
             epochs.append((run.step, epoch))
 
-    fitted = fit(step, step.init(0), [batch] * 8, callbacks=[Epochs()], steps_per_epoch=3, log_every=2, folder=tmp_path)
+    fitted = fit(step, step.init(0), [batch] * 8, callbacks=[Epochs()], examples=3, log_every=2, folder=tmp_path)
     assert (fitted.steps, fitted.why, int(fitted.state.step)) == (8, "", 8)
     assert [record["step"] for record in fitted.records] == [2, 3, 4, 6, 8]
     assert epochs == [(3, 0), (6, 1)]
@@ -72,7 +72,7 @@ def test_it_goes_on_from_a_checkpoint(step, batch, tmp_path):
         assert checkpoints.steps() == [2, 8]
         fitted = train(checkpoints, checkpoints.restore(), 8, 12)
         assert checkpoints.steps() == [2, 12], "the best is still known"
-    assert factor_of(fitted.state) == 0.25
+    assert factors_of(fitted.state)[LEARNING_RATE] == 0.25
 
 
 def test_what_is_missing(step, batch, tmp_path):

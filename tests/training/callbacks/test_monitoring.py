@@ -1,11 +1,12 @@
 import json
 import math
 
+import numpy as np
 import pytest
 from spmdkit.mesh.errors import UserError
 from spmdkit.training.callbacks.callback import Run
 from spmdkit.training.callbacks.monitoring import BEST, BestCheckpoint, EarlyStopping, ReduceOnPlateau
-from spmdkit.training.callbacks.rate_factor import factor_of
+from spmdkit.training.callbacks.rate_factor import factors_of
 from support.training import play
 
 
@@ -52,7 +53,7 @@ def test_finished_run_stays_finished_unless_patience_grows():
 
 
 def test_requires_the_monitored_metric():
-    message = r"monitor='eval_los' is not a metric of the evaluation\. Did you mean eval_loss\?"
+    message = r"monitor='eval_los' is not a metric of an evaluation\. Did you mean eval_loss\?"
     with pytest.raises(UserError, match=message):
         play(EarlyStopping(monitor="eval_los"), losses=[1.0])
 
@@ -63,12 +64,19 @@ def test_requires_the_monitored_metric():
         (EarlyStopping, {"patience": 0, "min_delta": -1}, "patience must be at least 1, got 0.\nmin_delta must be"),
         (EarlyStopping, {"min_delta": math.nan}, "min_delta must be a finite number, got nan."),
         (ReduceOnPlateau, {"factor": 1}, "factor must be less than 1, got 1."),
+        (ReduceOnPlateau, {"factor": "half"}, "factor must be a number, got 'half'."),
+        (EarlyStopping, {"patience": 2.5}, "patience must be an integer, got 2.5."),
+        (EarlyStopping, {"patience": True}, "patience must be an integer, got True."),
     ],
 )
 def test_rejects_options_out_of_range(cls, options, message):
     with pytest.raises(UserError) as raised:
         cls(**options)
     assert str(raised.value).startswith(message)
+
+
+def test_accepts_numbers_of_numpy():
+    assert EarlyStopping(patience=np.int64(2), min_delta=np.float32(0.5)).patience == 2
 
 
 def factors(losses, **options):
@@ -80,7 +88,7 @@ def factors(losses, **options):
             seen.append(run.learning_rate_factor)
 
     played = play(ReduceOnPlateau(**options), Seeing(), losses=losses, every=2, steps=2 * len(losses))
-    return [*seen, factor_of(played.state)]
+    return [*seen, *factors_of(played.state).values()]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +111,7 @@ def test_plateau_resumes_its_count():
     whole = play(ReduceOnPlateau(**options), losses=losses, saves=(6,))
     before = play(ReduceOnPlateau(**options), losses=losses, saves=(6,), steps=6)
     resumed = play(ReduceOnPlateau(**options), losses=losses, start=6, notes=before.saved[6], state=before.state)
-    assert factor_of(resumed.state) == factor_of(whole.state) == 0.25
+    assert factors_of(resumed.state) == factors_of(whole.state) == {"learning_rate": 0.25}
 
 
 def test_plateau_reports_the_new_rate():

@@ -14,12 +14,11 @@ from spmdkit.parallel.data import DataParallelConfig
 from spmdkit.parallel.step.state import TrainState
 from spmdkit.training.callbacks.callback import Requests, Run
 from spmdkit.training.callbacks.rate_factor import (
+    LEARNING_RATE,
     adjustable,
-    factor_of,
+    factors_of,
     in_parts,
-    part_factors_of,
-    with_factor,
-    with_part_factors,
+    with_factors,
 )
 
 import spmdkit
@@ -33,15 +32,15 @@ def test_factor_multiplies_the_update(make):
     plain, _ = make().update(GRADIENTS, make().init(PARAMS), PARAMS)
     optimizer = adjustable(make())
     state = TrainState(jnp.int32(0), PARAMS, optimizer.init(PARAMS), jnp.zeros(2, jnp.uint32))
-    assert factor_of(state) == 1.0
+    assert factors_of(state) == {LEARNING_RATE: 1.0}
     for factor in (1.0, 0.25):
-        state = with_factor(state, factor)
+        state = with_factors(state, {LEARNING_RATE: factor})
         found, _ = optimizer.update(GRADIENTS, state.opt_state, PARAMS)
         np.testing.assert_allclose(found["w"], factor * plain["w"], rtol=1e-6)
 
 
 def test_state_without_a_factor():
-    assert factor_of(TrainState(jnp.int32(0), PARAMS, optax.adam(1.0).init(PARAMS), jnp.zeros(2))) is None
+    assert factors_of(TrainState(jnp.int32(0), PARAMS, optax.adam(1.0).init(PARAMS), jnp.zeros(2))) == {}
 
 
 STRATEGIES = {
@@ -60,11 +59,11 @@ def test_compiled_step_applies_the_factor(name):
     batch = jax.device_put({**batch, "example": np.arange(8, dtype=np.int32)}, plan.batch_sharding())
     moved = []
     for factor in (1.0, 0.5):
-        state = with_factor(step.init(0), factor)
+        state = with_factors(step.init(0), {LEARNING_RATE: factor})
         before = jax.tree.map(np.asarray, state.params)
         for _ in range(2):  # then groups meet
             state, _ = step(state, batch)
-        assert factor_of(state) == factor
+        assert factors_of(state) == {LEARNING_RATE: factor}
         moved.append(jax.tree.map(lambda new, old: np.asarray(new) - old, state.params, before))
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(moved[0])) > 5e-4
     jax.tree.map(lambda half, whole: np.testing.assert_allclose(half, whole / 2, atol=1e-5), moved[1], moved[0])
@@ -76,14 +75,13 @@ def test_parts_train_by_their_factors():
     plain, _ = optax.adamw(0.1, weight_decay=0.3).update(gradients, optax.adamw(0.1).init(params), params)
     optimizer = in_parts(optax.adamw(0.1, weight_decay=0.3), {"body": "body/.*", "nothing else": "body/w"})
     state = TrainState(jnp.int32(0), params, optimizer.init(params), jnp.zeros(2, jnp.uint32))
-    assert part_factors_of(state) == {"body": 0.0, "nothing else": 0.0}
+    assert factors_of(state) == {"body": 0.0, "nothing else": 0.0}
     for factors, expected in (({}, 0.0), ({"nothing else": 1.0}, 0.0), ({"body": 0.5}, 0.5)):
-        state = with_part_factors(state, factors)
+        state = with_factors(state, factors)
         found, _ = optimizer.update(gradients, state.opt_state, params)
         np.testing.assert_allclose(found["body"]["w"], expected * plain["body"]["w"], rtol=1e-6)
         np.testing.assert_array_equal(found["head"], plain["head"])
-    assert part_factors_of(state) == {"body": 0.5, "nothing else": 1.0}
-    assert factor_of(state) is None
+    assert factors_of(state) == {"body": 0.5, "nothing else": 1.0}
 
 
 def test_callback_changes_a_part():

@@ -24,8 +24,8 @@ BAD = {
     "a link": (StopFile(path="link"), OWN),
     "the directory itself": (CSVLog(path=""), "is a directory, but a file is written there"),
     "a directory": (StopFile(path="a"), "is a directory, but a file is written there"),
-    "below a file": (CSVLog(path="notes/a.csv"), "is not a usable path: Not a directory"),
-    "too long": (CSVLog(path="n" * 300), "is not a usable path: File name too long"),
+    "below a file": (CSVLog(path="notes/a.csv"), "cannot be written: Not a directory"),
+    "too long": (CSVLog(path="n" * 300), "cannot be written: File name too long"),
     "a file for a directory": (Profile(path="notes"), "is a file, but a directory is written there"),
     "a file system that takes no files": (CSVLog(path="/proc/1/a.csv"), "cannot be written"),
 }

@@ -1,11 +1,14 @@
 import json
 import os
 import struct
-import time
+import sys
+import types
+from importlib.machinery import ModuleSpec
 
 import pytest
 import yaml
 from spmdkit.launch.cli import main
+from spmdkit.layouts.paths import flatten_mapping
 from spmdkit.mesh.errors import UserError
 from spmdkit.training.callbacks.callback import Run
 from spmdkit.training.callbacks.trackers import MLflow, TensorBoard, WeightsAndBiases, _name
@@ -45,45 +48,52 @@ def test_tensorboard_contains_every_metric(tmp_path):
     assert scalars(tmp_path / "tensorboard") == {**losses, ("eval_loss", 3): 0.125}
 
 
-def records_of(data):
-    """After 7 bytes, blocks of 32 KiB of parts: checksum, length, kind (1 whole, 2 first, 3 middle, 4 last), bytes."""
-    from wandb.proto import wandb_internal_pb2
-
-    found, parts, at = [], b"", 7
-    while at < len(data):
-        left = 32768 - at % 32768
-        if left < 7:
-            at += left
-            continue
-        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
-        parts += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):
-            found.append(wandb_internal_pb2.Record.FromString(parts))
-            parts = b""
-    return found
+def test_other_processes_send_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(Run, "is_main", False)
+    play(TensorBoard(), losses=[0.125], steps=2, folder=tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-@pytest.mark.libraries
-@pytest.mark.filterwarnings("default")
-def test_wandb_writes_metrics_offline(tmp_path, monkeypatch):
-    pytest.importorskip("wandb", reason="no wandb: pip install 'spmdkit[wandb]'")
-    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
-    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
-    play(WeightsAndBiases(project="mine"), losses=[0.125], every=3, steps=4, folder=tmp_path)
-    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    records = records_of(file.read_bytes())
-    written = [
-        {(item.key or ".".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}
-        for record in records
-        if record.WhichOneof("record_type") == "history"
-    ]
-    assert [each["_step"] for each in written] == [1, 2, 3, 4]
-    assert [each["loss"] for each in written] == [1, 2, 3, 4]
-    assert [each.get("eval_loss") for each in written] == [None, None, 0.125, None]
-    assert [record.run.project for record in records if record.WhichOneof("record_type") == "run"][:1] == ["mine"]
-    assert [record.exit.exit_code for record in records if record.WhichOneof("record_type") == "exit"] == [0]
+class FakeWandb(types.ModuleType):
+    """The functions of wandb that are called, with what they were given."""
+
+    def __init__(self):
+        super().__init__("wandb")
+        self.__spec__ = ModuleSpec("wandb", None)
+        self.given, self.logged, self.ended = {}, [], []
+
+    def init(self, **given):
+        self.given = given
+        return self
+
+    def log(self, metrics, step):
+        self.logged.append((step, metrics))
+
+    def finish(self, exit_code):
+        self.ended.append(exit_code)
+
+    def Settings(self, **given):
+        return given
+
+
+def test_wandb_receives_metrics_and_the_end(tmp_path, monkeypatch):
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    play(WeightsAndBiases(project="mine"), losses=[0.125], every=3, steps=3, folder=tmp_path)
+    given = {name: wandb.given[name] for name in ("project", "name", "group", "dir", "mode")}
+    name = tmp_path.name
+    assert given == {"project": "mine", "name": name, "group": name, "dir": str(tmp_path), "mode": "offline"}
+    assert wandb.logged == [(1, {"loss": 1}), (2, {"loss": 2}), (3, {"loss": 3, "eval_loss": 0.125})]
+    assert wandb.ended == [0]
+    with pytest.raises(UserError, match="broken"):
+        play(WeightsAndBiases(), Breaks(), steps=4, folder=tmp_path)
+    assert wandb.ended == [0, 1]
+
+
+class Breaks:
+    def on_step_end(self, run, record):
+        if record["step"] == 3:
+            raise RuntimeError("broken")
 
 
 def run_folders(store):
@@ -94,15 +104,6 @@ def values_of(folder, name):
     """(value, step) of each line of a metric: "time value step"."""
     lines = (folder / "metrics" / name).read_text().splitlines()
     return [(float(value), int(step)) for _, value, step in map(str.split, lines)]
-
-
-def leaves(tree, above=""):
-    """Every key of a config with its value as text; an empty section is a value."""
-    found = {}
-    for name, value in tree.items():
-        deeper = leaves(value, f"{above}{name}.") if isinstance(value, dict) and value else {f"{above}{name}": value}
-        found |= deeper
-    return found
 
 
 def status_of(folder):
@@ -119,9 +120,7 @@ def test_mlflow_contains_the_metrics_and_the_config(tmp_path):
     sample = {"length": 0, "prompt": "x" * 600}
     sections = {"eval": {"every": 2}, "callbacks": [callback], "sample": sample}
     config = write_config(tmp_path, train=train, run={"log_every": 1}, **sections)
-    begin = int(1000 * time.time())
     assert main(["train", str(config)]) == 0
-    end = int(1000 * time.time())
     (folder,) = run_folders(tmp_path / "run" / "mlruns")
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     names = {name for record in records for name in record} - {"step"}
@@ -130,11 +129,8 @@ def test_mlflow_contains_the_metrics_and_the_config(tmp_path):
         expected = [(record[name], record["step"]) for record in records if name in record]
         assert values_of(folder, name) == expected, name
     assert len(values_of(folder, "loss")) == 4
-    times = [int(line.split()[0]) for line in (folder / "metrics" / "loss").read_text().splitlines()]
-    assert sorted(times) == times
-    assert begin <= times[0] <= times[-1] <= end
     params = {path.name: path.read_text() for path in (folder / "params").iterdir()}
-    whole = leaves(yaml.safe_load((tmp_path / "run" / "config.yaml").read_text()))
+    whole = flatten_mapping(yaml.safe_load((tmp_path / "run" / "config.yaml").read_text()))
     assert len(whole) > 100  # as many as one call takes
     assert params.keys() == whole.keys()
     assert params["train.global_batch"] == "16"
@@ -149,11 +145,6 @@ def test_mlflow_contains_the_metrics_and_the_config(tmp_path):
 @pytest.mark.filterwarnings("default")
 def test_mlflow_omits_non_finite_values_and_marks_failures(tmp_path):
     pytest.importorskip("mlflow")
-
-    class Breaks:
-        def on_step_end(self, run, record):
-            if record["step"] == 3:
-                raise RuntimeError("broken")
 
     with pytest.raises(UserError, match="broken"):
         play(MLflow(), Breaks(), losses=[float("inf"), 0.5], every=1, steps=4, folder=tmp_path)
@@ -179,20 +170,6 @@ def test_resumed_run_is_another_one_of_the_experiment(monkeypatch, tmp_path):
         assert (folders[name] / "tags" / "spmdkit.start_step").read_text() == start
         assert (folders[name] / "tags" / "spmdkit.run_dir").read_text() == str(tmp_path)
         assert status_of(folders[name]) == 3
-
-
-@pytest.mark.libraries
-@pytest.mark.filterwarnings("default")
-def test_mlflow_sends_to_the_server_from_one_process(monkeypatch, tmp_path):
-    """A store elsewhere stands for a server."""
-    pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    play(MLflow(tracking_uri=(tmp_path / "store").as_uri()), every=1, steps=1, folder=tmp_path / "run")
-    assert len(run_folders(tmp_path / "store")) == 1
-    assert not (tmp_path / "run").exists()
-    monkeypatch.setattr(Run, "is_main", False)
-    play(MLflow(), every=1, steps=1, folder=tmp_path / "other")
-    assert not (tmp_path / "other").exists()
 
 
 def test_mlflow_failure_does_not_stop_training(monkeypatch, tmp_path):

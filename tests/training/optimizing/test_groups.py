@@ -79,20 +79,6 @@ def test_groups_are_updated_independently(name, pattern):
     same(found, updates(make_optimizer(BASE, 10, params())), found[0].keys() - inside)
 
 
-@pytest.mark.slow
-def test_groups_equal_separate_optax_optimizers():
-    """Two optimizers of optax, each on a tree of its own."""
-    config = OptimizerConfig(learning_rate=0.1, groups={"head/.*": GroupConfig(learning_rate=0.01, betas=(0.5, 0.6))})
-    found = updates(make_optimizer(config, 10, params()))
-    for groups, optimizer in ((("head",), optax.adam(0.01, 0.5, 0.6)), (("embed", "blocks"), optax.adam(0.1))):
-        own = [{group: params(seed)[group] for group in groups} for seed in range(4)]
-        state = optimizer.init(own[0])
-        for number in range(2):
-            change, state = optimizer.update(own[number + 1], state, own[0])
-            for path, leaf in leaves_with_paths(change):
-                np.testing.assert_allclose(found[number][path], leaf, rtol=1e-6)
-
-
 def test_frozen_parameters_stay_and_have_no_state():
     """Whatever their gradient, decay or group."""
     config = replace(BASE, freeze=("embed/.*", "head/norm"), groups={"head/.*": GroupConfig(learning_rate=1.0)})

@@ -7,10 +7,9 @@ from spmdkit.training.optimizing.groups import GroupConfig
 from spmdkit.training.optimizing.learning_rates import (
     SCHEDULES,
     WINDOW,
-    LearningRates,
-    main_plateau_scale,
     make_learning_rate,
-    plateau_scales,
+    plateau_scale,
+    rate_reader,
 )
 from spmdkit.training.optimizing.optimizer_config import OptimizerConfig
 from spmdkit.training.optimizing.optimizers import make_optimizer
@@ -75,9 +74,9 @@ def test_supports_runs_of_one_step(name):
             {"name": "wsd", "decay_step": 3},
             "decay_step is not an option of wsd. Did you mean decay_steps",
         ),
-        ({"name": "wsd", "decay_steps": -1}, "optimizer.schedule.decay_steps=-1 must be an integer"),
+        ({"name": "wsd", "decay_steps": -1}, "optimizer.schedule.decay_steps=-1 must be at least 0"),
         ({"name": "wsd", "warmup_steps": 2.5}, "optimizer.schedule.warmup_steps=2.5 must be an integer"),
-        ({"name": "linear", "final_ratio": 1.5}, "optimizer.schedule.final_ratio=1.5 must be a number from 0 to 1"),
+        ({"name": "linear", "final_ratio": 1.5}, "optimizer.schedule.final_ratio=1.5 must be at most 1"),
     ],
 )
 def test_rejects_invalid_schedules(options, message):
@@ -103,31 +102,9 @@ def test_rejects_schedules_longer_than_the_run(options, message):
 @pytest.mark.slow
 def test_windows_give_the_same_rates():
     schedule = make_learning_rate(0.1, COSINE, STEPS)
-    rates, together = LearningRates(schedule, STEPS), np.asarray(schedule(np.arange(STEPS)))
+    rate_of, together = rate_reader(schedule, STEPS), np.asarray(schedule(np.arange(STEPS)))
     for step in (0, 1, 99, 100, WINDOW - 1, WINDOW, STEPS - 1, 5):  # back again as well
-        assert rates[step] == pytest.approx(together[step], rel=1e-6, abs=1e-12)
-    assert len(rates) == STEPS
-
-
-@pytest.mark.parametrize("step", [-1, 12])
-def test_rejects_steps_out_of_range(step):
-    with pytest.raises(IndexError, match="of 12"):
-        LearningRates(make_learning_rate(0.1, {}, 12), 12)[step]
-
-
-@pytest.mark.parametrize("step", [0, 7, WINDOW - 1, WINDOW, 5 * WINDOW + 3])
-@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 1e39])
-def test_finds_the_first_rate_that_is_not_finite(step, wrong):
-    rates = LearningRates(lambda steps: np.where(steps >= step, wrong, 0.1), 6 * WINDOW)
-    assert rates.first_not_finite() == step
-
-
-def test_accepts_finite_rates():
-    assert LearningRates(make_learning_rate(0.1, COSINE, STEPS), STEPS).first_not_finite() is None
-    assert (
-        LearningRates(lambda steps: np.where(steps == 2**31 - 2, np.nan, 0.1), 2**31 - 1).first_not_finite()
-        == 2**31 - 2
-    )
+        assert rate_of(step) == pytest.approx(together[step], rel=1e-6, abs=1e-12)
 
 
 PARAMS = {"w": jnp.ones(2), "b": jnp.ones(2)}
@@ -141,7 +118,7 @@ def scales(losses, **options):
     for loss in losses:
         updates, state = optimizer.update(PARAMS, state, PARAMS, value=jnp.float32(loss))
         found.append(-float(updates["w"][0]))
-        assert "warmup_steps" in options or float(plateau_scales(state)[0]) == found[-1]
+        assert "warmup_steps" in options or float(plateau_scale(state)) == found[-1]
     return found
 
 
@@ -174,7 +151,7 @@ def test_plateau_works_in_a_step_on_a_mesh():
     state = step.init(0)
     for expected in (1.0, 0.5, 0.25):
         state, _ = step(state, toy.batch(0))
-        (scale,) = plateau_scales(state.opt_state)
+        scale = plateau_scale(state.opt_state)
         assert float(scale) == expected
         assert scale.sharding.is_fully_replicated
 
@@ -187,13 +164,13 @@ def test_host_rate_of_plateau_is_the_peak():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"factor": 1.0}, "optimizer.schedule.factor=1.0 must be a number between 0 and 1"),
-        ({"factor": 1e-320}, "optimizer.schedule.factor=1e-320 must be a number between 0 and 1"),
-        ({"factor": float("nan")}, "optimizer.schedule.factor=nan must be a number between 0 and 1"),
-        ({"tolerance": 0}, "optimizer.schedule.tolerance=0 must be a number between 0 and 1"),
-        ({"patience": 0}, "optimizer.schedule.patience=0 must be an integer, at least 1"),
-        ({"cooldown": -1}, "optimizer.schedule.cooldown=-1 must be an integer, at least 0"),
-        ({"window_steps": 0}, "optimizer.schedule.window_steps must be at least 1, got 0"),
+        ({"factor": 1.0}, "optimizer.schedule.factor=1.0 must be less than 1"),
+        ({"factor": 1e-320}, "optimizer.schedule.factor=1e-320 must be at least 1.17549e-38"),
+        ({"factor": float("nan")}, "optimizer.schedule.factor=nan must be a finite number"),
+        ({"tolerance": 0}, "optimizer.schedule.tolerance=0 must be at least 1.17549e-38"),
+        ({"patience": 0}, "optimizer.schedule.patience=0 must be at least 1"),
+        ({"cooldown": -1}, "optimizer.schedule.cooldown=-1 must be at least 0"),
+        ({"window_steps": 0}, "optimizer.schedule.window_steps=0 must be at least 1"),
         ({"decay_steps": 3}, "optimizer.schedule.decay_steps is not an option of plateau"),
     ],
 )
@@ -211,6 +188,5 @@ def test_main_scale_is_that_of_ungrouped_parameters():
     state = optimizer.init(PARAMS)
     for _ in range(3):
         _, state = optimizer.update(PARAMS, state, PARAMS, value=jnp.float32(1.0))
-    assert sorted(map(float, plateau_scales(state))) == [0.25, 1.0]
-    assert float(main_plateau_scale(state)) == 1.0
-    assert main_plateau_scale(make_optimizer(OptimizerConfig(), 10, PARAMS).init(PARAMS)) is None
+    assert float(plateau_scale(state)) == 1.0
+    assert plateau_scale(make_optimizer(OptimizerConfig(), 10, PARAMS).init(PARAMS)) is None

@@ -244,11 +244,6 @@ def test_selects_matrices_of_the_transformer():
     assert picked(TRANSFORMER) == {"embed/tokens", *attention, *hidden, "head/logits"}
 
 
-def test_skips_paths():
-    assert picked(MLP, skip=("layers",)) == {"layers/0/kernel", "layers/1/kernel"}
-    assert picked(MLP, skip=("layers/0/.*",)) == {"layers/1/kernel"}
-
-
 def test_only_block_models_are_stacked():
     assert not is_stacked({"embed": 0, "blocks": 0, "head": 0, "more": 0})
     unstacked = {"blocks": [{"kernel": jnp.zeros((2, 2)), "bias": jnp.zeros(2)}]}

@@ -52,17 +52,6 @@ def test_reads_metrics_late_and_in_order():
     assert lags == [RUN_AHEAD] * 7 + [1, 0]  # the last ones when there is nothing left to start
 
 
-def test_host_runs_at_most_run_ahead_steps_ahead():
-    step = PretendStep()
-
-    def batches():
-        for _ in range(9):
-            assert len(step.started) - len(step.awaited) <= RUN_AHEAD
-            yield {}
-
-    run_steps(step, first_state(), batches())
-
-
 @pytest.mark.slow
 def test_first_step_and_pauses_are_not_timed():
     class Compiling(PretendStep):
@@ -112,17 +101,3 @@ def test_evaluation_after_a_skipped_step_keeps_its_step(every, expected):
     )
     assert [(each.step, each.loss, each.extra.get("eval_loss")) for each in reported] == expected
     assert [each.extra["skipped"] for each in reported if each.step in (2, 4, 6)] == [1.0, 2.0, 2.0]
-
-
-def test_evaluates_after_a_skipped_last_step():
-    reported = []
-    run_steps(
-        PretendStep(losses={1: np.nan, 3: np.nan}),
-        first_state(),
-        [{}] * 3,
-        on_progress=reported.append,
-        pause_at=lambda number: number != 2,
-        on_pause=lambda number, state: {"eval_loss": float(number)},
-        most_skipped=1,
-    )
-    assert [(each.step, each.loss, each.extra["eval_loss"]) for each in reported] == [(3, 102, 3.0)]

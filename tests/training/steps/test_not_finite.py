@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 from spmdkit.mesh.exit_codes import DIVERGED
 from spmdkit.parallel.diloco import Copies
-from spmdkit.parallel.step.state import StepMetrics
 from spmdkit.training.loop import run_steps
 from spmdkit.training.steps.late_log import RUN_AHEAD
 from spmdkit.training.steps.not_finite import Diverged
-from support.training import Late, PretendStep, first_state
+from support.training import PretendStep, first_state
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
@@ -39,35 +38,6 @@ def test_non_finite_norm_is_divergence():
     assert step.started[-1] <= 6 + RUN_AHEAD
 
 
-def test_checks_state_of_strategies_at_a_pause():
-    """The last update of local steps shows in a group's copy alone, which the shared parameters meet later."""
-
-    def step(state, batch):
-        number = int(state.step) + 1
-        copies = {"w": jnp.full((2,), np.inf if number == 4 else 1.0)}
-        extra = Copies(copies, {"w": jnp.zeros(2)})
-        return first_state(number)._replace(extra=extra), StepMetrics(Late(1.0), Late(1.0), Late(10.0))
-
-    paused = []
-    with pytest.raises(Diverged, match=r"Step 4: what strategy\.data .*\(TrainState\.extra\.copies\) is not finite"):
-        run_steps(
-            step,
-            first_state(),
-            [{}] * 4,
-            pause_at=lambda number: number % 2 == 0,
-            on_pause=lambda number, state: paused.append(number) or {},
-        )
-    assert paused == [2]
-
-
-def test_detects_non_finite_parameters_at_a_pause():
-    step, paused = PretendStep(params={4: float("nan")}), []
-    pauses = {"pause_at": lambda number: number % 2 == 0, "after_pause": lambda number, state: paused.append(number)}
-    with pytest.raises(Diverged, match="Step 4: the parameters are not finite after its update"):
-        run_steps(step, first_state(), [{}] * 4, on_pause=lambda number, state: paused.append(number) or {}, **pauses)
-    assert paused == [2, 2]
-
-
 def test_skips_up_to_the_maximum_in_a_row():
     step, reported, told = PretendStep(losses={3: np.nan, 4: np.nan, 6: np.inf}), [], []
     options = {"log_every": 1, "on_progress": reported.append, "most_skipped": 2}
@@ -84,20 +54,32 @@ def test_ends_after_more_than_the_maximum_in_a_row():
         run_steps(step, first_state(), [{}] * 8, most_skipped=2)
 
 
-def test_detects_non_finite_model_state_before_a_pause():
-    """A running mean, say: the loss and the parameters of its step are finite."""
+NAN = {"w": jnp.full((2,), np.nan)}
+"""The last update of local steps shows in a group's copy alone, and a running mean only in the model's state."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"params": NAN}, "the parameters are not finite"),
+        ({"model_state": {"mean": jnp.full((2,), np.inf)}}, "the model's state is not finite"),
+        ({"extra": Copies(NAN, {"w": jnp.zeros(2)})}, r"what strategy\.data .*\(TrainState\.extra\.copies\) is not"),
+    ],
+)
+def test_detects_a_non_finite_state_before_a_pause(changes, message):
     step, paused = PretendStep(), []
 
     def call(state, batch):
         state, metrics = step(state, batch)
-        return state._replace(model_state={"mean": jnp.full((2,), np.nan if int(state.step) > 4 else 1.0)}), metrics
+        return (state._replace(**changes) if int(state.step) == 4 else state), metrics
 
-    with pytest.raises(Diverged, match=r"^Step 6: the model's state is not finite after its update"):
+    with pytest.raises(Diverged, match=f"Step 4: {message}"):
         run_steps(
             call,  # pyright: ignore[reportArgumentType]
             first_state(),
-            [{}] * 8,
-            pause_at=lambda number: number % 3 == 0,
+            [{}] * 4,
+            pause_at=lambda number: number % 2 == 0,
+            on_pause=lambda number, state: paused.append(number) or {},
             after_pause=lambda number, state: paused.append(number),
         )
-    assert paused == [3]
+    assert paused == [2, 2]

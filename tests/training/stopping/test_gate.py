@@ -54,24 +54,6 @@ def test_pause_comes_after_the_next_step():
     assert not gate.is_closing
 
 
-def test_gate_opens_when_all_requests_are_decided():
-    """A signal and a request of a callback at once, decided in either order."""
-    for order in (("stop", "1"), ("1", "stop")):
-        gate, passed = Gate(), []
-        assert gate.passes(1)
-        assert [gate.close(name) for name in order] == [1, 1]
-        thread = threading.Thread(
-            target=lambda gate=gate, passed=passed: passed.append([gate.passes(n) for n in (2, 3, 4)])
-        )
-        thread.start()
-        for name in order:
-            time.sleep(0.02)
-            assert thread.is_alive()
-            gate.stop_after(3, "SIGTERM") if name == "stop" else gate.pause_after(2, "save", name=name)
-        thread.join(5)
-        assert (passed, gate.asked_at(2), gate.reason) == ([[True, True, False]], ["save"], "SIGTERM")
-
-
 def test_first_stop_request_wins():
     gate = Gate()
     gate.stop_after(7, "SIGTERM")
@@ -134,26 +116,6 @@ def test_processes_decide_the_same_in_any_order(seed, monkeypatch):
     assert done == [f"request {number}" for number in range(len(done))]
     assert len(done) == asked > 5
     assert len(service.values) <= 8, "what is decided is forgotten"
-
-
-def test_going_back_drops_requests():
-    gate = Gate()
-    assert all(gate.passes(number) for number in (1, 2, 3, 4))
-    gate.ask("halve the rate")
-    assert gate.passes(5)
-    gate.go_back(2, "back", 1)
-    gate.ask("halve the rate again")
-    assert all(gate.passes(number) for number in (3, 4, 5))
-    assert (gate.asked_at(3), gate.asked_at(5)) == (["halve the rate again"], [])
-
-
-def test_going_back_keeps_a_stop():
-    gate = Gate()
-    assert all(gate.passes(number) for number in range(1, 8))
-    gate.stop_after(gate.close(), "SIGTERM")
-    gate.go_back(2, "back", 1)
-    assert not gate.passes(3)
-    assert gate.reason == "SIGTERM"
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from jax import Array
 from ..layouts.paths import in_blocks, leaves_with_paths, map_with_path, match_paths, nest, pattern_problem, some
 from ..mesh.errors import UserError
 from ..parallel.model import BlockModel, Model, ParallelContext, Params
+from ..parallel.options import type_problems
 from ..parallel.sharding.default_layout import model_axes
 from ..parallel.sharding.model_errors import abstract_init, check_groups
 from .frozen import without_gradients
@@ -57,6 +58,8 @@ class LoRAConfig:
     """Regular expressions of the model's own parameters that train too, such as head/.*"""
 
     def __post_init__(self) -> None:
+        if problems := type_problems(KEY, self):
+            raise UserError("\n".join(problems))
         if not self.match:
             raise UserError(f"{KEY}.match is empty: give the matrices to adapt, such as [blocks/attention/.*].")
         patterns = [("match", each) for each in self.match] + [("train", each) for each in self.train]

@@ -7,6 +7,7 @@ from annotated_types import Ge, Gt, Lt
 
 from ..mesh.axes import divisors
 from ..mesh.errors import UserError
+from ..parallel.options import type_problems
 
 Positive = Annotated[int, Ge(1)]
 Count = Annotated[int, Ge(0)]
@@ -72,7 +73,7 @@ class TransformerConfig:
     their parameters, the largest number up to this that divides the layers."""
 
     def __post_init__(self) -> None:
-        problems = self.problems()
+        problems = type_problems("model", self) or self.problems()
         if problems:
             raise UserError("\n".join(problems))
 

@@ -19,7 +19,7 @@ REST = -1
 
 
 def check_options(strategy: str, config: Any, problems: Iterable[str] = ()) -> None:
-    """Checks a strategy's options in `__post_init__`, see `_type_problems`.
+    """Checks a strategy's options in `__post_init__`, see `type_problems`.
 
     Args:
         strategy: The name of the strategy and its mesh axis.
@@ -30,7 +30,7 @@ def check_options(strategy: str, config: Any, problems: Iterable[str] = ()) -> N
         UserError: Options have the wrong type, an unknown choice, a number that is not finite, or an invalid size; each
             message begins with `strategy.<strategy>.<option>`.
     """
-    found = _type_problems(f"strategy.{strategy}", config)
+    found = type_problems(f"strategy.{strategy}", config)
     if not found and config.size < 1 and config.size != REST:
         found.append(f"strategy.{strategy}={config.size} must be at least 1, or {REST} for the remaining devices.")
     found = found or list(problems)
@@ -38,7 +38,7 @@ def check_options(strategy: str, config: Any, problems: Iterable[str] = ()) -> N
         raise UserError("\n".join(found))
 
 
-def _type_problems(section: str, config: Any) -> list[str]:
+def type_problems(section: str, config: Any) -> list[str]:
     """Checks the fields of a dataclass with pydantic; converts NumPy's integers to int and lists to tuples."""
     problems = []
     for field in fields(config):
@@ -87,7 +87,7 @@ class Precision:
     """Consecutive updates after which the scale doubles, under dynamic."""
 
     def __post_init__(self) -> None:
-        problems = _type_problems("precision", self)
+        problems = type_problems("precision", self)
         if not problems and self.params == "float16" and self.scaling != "none":
             problems.append(
                 f"precision.loss_scale={self.loss_scale} with precision.params=float16: gradients are stored in the "

@@ -1,24 +1,20 @@
-"""`spmdkit explain`: the memory and communication of a run, from its layouts and its compiled step."""
+"""The memory and communication of a run, from its layouts and its compiled step."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from ..configs.schema import Config
 from ..layouts.sizes import format_bytes
 from ..layouts.table import LayoutTable
-from ..mesh.devices import list_devices
 from ..mesh.errors import docs_url, printable
-from ..mesh.files import absolute_path, atomic_write
 from ..parallel.collectives import Collective
 from ..parallel.schedule.schedule_figures import schedule_to_json, summarize
 from ..parallel.schedule.schedule_table import Schedule
 from ..parallel.schedule.timing import measure
 from ..parallel.verification.collective_check import check_collectives
-from .build_run import Built, build, keep_programs, prepare_devices
+from .build_run import Built
 
 REMEDY = (
     f"How to read the rows, and what to do: {docs_url('troubleshooting', 'collectives-that-are-not-as-predicted')}. "
@@ -99,29 +95,6 @@ class Explanation:
         if self.schedule:
             parts.append(describe_schedule(self.schedule))
         return printable("\n\n".join(parts))
-
-
-def explain(config: Config, target: str | None = None, hlo: Path | None = None) -> Explanation:
-    """Lays out and compiles the run of a config, without training.
-
-    Args:
-        config: The run's configuration.
-        target: Accelerators to compile for instead of the devices of this machine, such as "h100:16x8".
-        hlo: The file to which the scheduled HLO of the step is written.
-
-    Raises:
-        UserError: The config or the target is invalid, see `build` and `list_devices`.
-    """
-    if target is None:
-        prepare_devices(config.run, config.precision)
-        keep_programs(config.run, config.timeouts.rendezvous)
-    elif config.precision.needs_x64:
-        jax.config.update("jax_enable_x64", True)
-    built = build(config, devices=list_devices(target=target) if target else None)
-    if hlo is not None:
-        with atomic_write(absolute_path(hlo)) as partial:
-            partial.write_text(built.step.compile(built.batch).as_text() or "", encoding="utf-8")
-    return explain_built(built, compiles_apart=target is None)
 
 
 def explain_built(built: Built, *, compiles_apart: bool = False) -> Explanation:

@@ -180,7 +180,8 @@ def explain(arguments: argparse.Namespace) -> int:
     """Shows the mesh, layouts, bytes and collectives, without training.
 
     Lays out and compiles the run of a config. Prints the mesh, the layout of each parameter, the bytes on each device
-    by kind, the memory of the compiled step, and its collectives by kind and mesh axis.
+    by kind, the memory of the compiled step, and its collectives by kind and mesh axis. With --target, also simulates
+    the time of a step, and the communication that nothing hides.
 
       spmdkit explain quickstart                     tables
       spmdkit explain quickstart --json              for a program
@@ -188,11 +189,11 @@ def explain(arguments: argparse.Namespace) -> int:
       spmdkit explain my.yaml --hlo step.hlo         writes the compiled program, in the order in which it runs
     """
     from ...configs import load_config
-    from ...runtime.explain import explain as run
+    from ...planning.planned_run import explain as run
 
     config = load_config(arguments.config, arguments.overrides, sizes=arguments.target is None)
-    explanation = run(config, arguments.target, arguments.hlo)
-    print(json.dumps(explanation.to_json(), indent=2) if arguments.json else explanation)
+    planned = run(config, arguments.target, arguments.hlo)
+    print(json.dumps(planned.to_json(), indent=2) if arguments.json else planned)
     return 0
 
 

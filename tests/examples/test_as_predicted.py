@@ -5,7 +5,7 @@ import shlex
 import jax
 import pytest
 from spmdkit.configs import load_config
-from spmdkit.runtime.explain import explain
+from spmdkit.planning.planned_run import explain
 from spmdkit.runtime.verify import verify_config
 from support.runs import EXAMPLES
 
@@ -38,7 +38,7 @@ COMMANDS = {" ".join(given[:2]): given for given in commands()}
 def test_what_moves_is_as_predicted(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name, *overrides = COMMANDS[command]
-    found = explain(load_config(EXAMPLES / f"{name}.yaml", overrides))
+    found = explain(load_config(EXAMPLES / f"{name}.yaml", overrides)).explanation
     assert found.unexpected == found.of_the_model == ()
     assert found.found
     assert "NOT as predicted" not in str(found)

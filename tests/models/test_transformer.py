@@ -185,3 +185,16 @@ def test_first_parameters_are_the_same_bits_in_any_layout(data, fsdp):
     one, split = jax.jit(model.init)(key), jax.jit(model.init, out_shardings=shardings)(key)
     assert split["blocks"]["mlp"]["gate"].sharding.shard_shape((4, 48, 128)) == (4, 48, 128 // fsdp)
     jax.tree.map(np.testing.assert_array_equal, one, split)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mlp": "swigl"}, r"model\.mlp='swigl' must be 'swiglu' or 'gelu'\."),
+        ({"heads": 0}, r"model\.heads=0 must be greater than or equal to 1\."),
+        ({"dropout": 1.0}, r"model\.dropout=1\.0 must be less than 1"),
+    ],
+)
+def test_rejects_invalid_options_from_python(options, message):
+    with pytest.raises(ValueError, match=message):
+        TransformerConfig(**options)

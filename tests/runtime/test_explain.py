@@ -16,7 +16,8 @@ from spmdkit.layouts.resolve import resolve
 from spmdkit.mesh.device_mesh import DeviceMesh
 from spmdkit.parallel import data as data_strategy
 from spmdkit.parallel.collectives import Collective
-from spmdkit.runtime.explain import Explanation, explain
+from spmdkit.planning.planned_run import explain
+from spmdkit.runtime.explain import Explanation
 from support.runs import spmdkit, write_config
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -40,7 +41,7 @@ def explained(tmp_path_factory) -> dict:
 
 @cache
 def preset(name: str) -> Explanation:
-    return explain(load_config(name))
+    return explain(load_config(name)).explanation
 
 
 def test_keys(explained):

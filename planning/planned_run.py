@@ -1,0 +1,105 @@
+"""`spmdkit explain`: a run as it will be, on the devices of this machine or on a target that is not here."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ..configs.schema import Config
+from ..mesh.devices import list_devices
+from ..mesh.files import absolute_path, atomic_write
+from ..runtime.build_run import build, keep_programs, prepare_devices
+from ..runtime.explain import Explanation, explain_built
+from .timeline import Timeline, simulate
+
+MAX_EXPOSED_LINES = 5
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """What a run will need, known without training.
+
+    Attributes:
+        explanation: Its mesh, layouts, memory and collectives.
+        timeline: Its simulated step; None on the devices of this machine.
+        tokens: Tokens of a step on one device; 0 for a model without tokens.
+    """
+
+    explanation: Explanation
+    timeline: Timeline | None
+    tokens: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values for `--json`; `timeline` only if there is one."""
+        found = self.explanation.to_json()
+        if self.timeline is None:
+            return found
+        timeline = timeline_to_json(self.timeline)
+        if self.tokens:
+            timeline["tokens_per_second_per_device"] = self.tokens / self.timeline.step_seconds
+        return found | {"timeline": timeline}
+
+    def __str__(self) -> str:
+        parts = [str(self.explanation)]
+        if self.timeline is not None:
+            parts.append("\n".join(_timeline_lines(self.timeline, self.tokens)))
+        return "\n\n".join(parts)
+
+
+def explain(config: Config, target: str | None = None, hlo: Path | None = None) -> PlannedRun:
+    """Lays out and compiles the run of a config, without training.
+
+    Args:
+        config: The run's configuration.
+        target: Accelerators to compile for instead of the devices of this machine, such as "h100:16x8".
+        hlo: The file to which the scheduled HLO of the step is written.
+
+    Raises:
+        UserError: The config or the target is invalid, see `build` and `list_devices`.
+    """
+    if target is None:
+        prepare_devices(config.run, config.precision)
+        keep_programs(config.run, config.timeouts.rendezvous)
+    elif config.precision.needs_x64:
+        jax.config.update("jax_enable_x64", True)
+    built = build(config, devices=list_devices(target=target) if target else None)
+    explanation = explain_built(built, compiles_apart=target is None)
+    text = built.step.compile(built.batch).as_text() or "" if target or hlo else ""
+    if hlo is not None:
+        with atomic_write(absolute_path(hlo)) as partial:
+            partial.write_text(text, encoding="utf-8")
+    planned = built.layouts.mesh.target
+    timeline = simulate(text, planned) if planned else None
+    ids = built.batch.get("targets")
+    tokens = ids.size / built.layouts.mesh.size if ids is not None and len(ids.shape) == 2 else 0
+    return PlannedRun(explanation, timeline, tokens)
+
+
+def timeline_to_json(timeline: Timeline) -> dict[str, Any]:
+    """Returns the figures of a timeline as plain values."""
+    return {
+        **{name: value for name, value in timeline._asdict().items() if name != "exchanges"},
+        "exposed_share": timeline.exposed_share,
+        "exchanges": [each._asdict() for each in timeline.exchanges],
+    }
+
+
+def _timeline_lines(timeline: Timeline, tokens: float) -> list[str]:
+    """Returns the lines about a simulated step: its time, and the collectives that nothing hides."""
+    lines = [
+        "Simulated step (a model of the scheduled program, not a measurement)",
+        f"  step              {timeline.step_seconds * 1e3:>10,.1f} ms",
+        f"  kernels           {timeline.compute_seconds * 1e3:>10,.1f} ms",
+        f"  communication     {timeline.communication_seconds * 1e3:>10,.1f} ms, of which "
+        f"{timeline.exposed_seconds * 1e3:,.1f} ms ({timeline.exposed_share:.1%}) are exposed",
+    ]
+    if tokens:
+        lines.append(f"  tokens/s, device  {tokens / timeline.step_seconds:>10,.0f}")
+    exposed = [each for each in timeline.exchanges if each.exposed > 0.01 * timeline.exposed_seconds]
+    for each in exposed[:MAX_EXPOSED_LINES]:
+        lines.append(
+            f"  exposed {each.exposed * 1e3:>9,.1f} ms   {each.kind}, {each.runs:,.0f} a step, beside "
+            f"{each.matmuls} products: {each.source.rpartition('shard_map/')[2] or each.name}"
+        )
+    return lines

@@ -12,7 +12,7 @@ from ...mesh.processes import print_progress
 from .addresses import bypass_proxy, is_loopback, own_ip
 from .detection import Job, find_job
 from .rendezvous import Rendezvous, join_rendezvous, wait_until_listening
-from .variables import from_addresses
+from .variables import Facts, add_addresses
 
 
 def initialize(
@@ -66,9 +66,14 @@ def initialize(
     if job is None:
         _initialize_tpu(timeouts)
         return
-    note = {"own_ip": own_ip()}
-    check = check_host_names
-    rendezvous = join_rendezvous(job, seconds=initialization_timeout, run=run, note=note, check=check, say=say)
+    rendezvous = join_rendezvous(
+        job,
+        seconds=initialization_timeout,
+        run=run,
+        note={"own_ip": own_ip()},
+        check=check_host_names,
+        say=say,
+    )
     _connect_jax(job, rendezvous, timeouts)
 
 
@@ -125,7 +130,8 @@ def _find_job(job_addresses: str | None, num_processes: int | None, process_id: 
         raise UserError(f"num_processes={num_processes} must be at least 1.")
     if job_addresses is None and num_processes is None and process_id is None:
         return find_job()
-    return find_job(given=from_addresses("initialize()", job_addresses, num_processes, process_id, "job_addresses", {}))
+    given = Facts("initialize()", num_processes=num_processes, process_id=process_id)
+    return find_job(given=add_addresses(given, job_addresses, "job_addresses") if job_addresses else given)
 
 
 def _initialize_tpu(timeouts: dict[str, int]) -> None:

@@ -327,7 +327,7 @@ HOSTS = {
     "no host": hosts("hosts:\n", "hosts"),
     "a host without a name": hosts("hosts: [{}]\n", "hosts.0.name is required"),
     "a host twice": hosts("hosts: [gpu1, gpu1]\n", "gpu1 is listed twice"),
-    "a host with a space": hosts("hosts: ['gpu 1']\n", "hosts.0.name='gpu 1' is not a valid host"),
+    "a host with a space": hosts("hosts: ['gpu 1']\n", "name='gpu 1' is not a valid host"),
     "no slots": hosts("hosts: [{name: gpu1, processes: -1}]\n", "hosts.0.processes must be at least 0"),
     "slots of another program": hosts(
         "hosts: [{name: gpu1, slots: 2}]\n", "hosts.0.slots is not a valid key", "processes"

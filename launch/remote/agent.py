@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
-import importlib.util
 import json
 import os
 import signal
@@ -59,11 +57,14 @@ def probe(task: dict) -> dict:
     Returns:
         The values by name; None if something is missing.
     """
-    found = {"python": list(sys.version_info[:3]), "gpus": count_gpus(), "machine": machine_id()}
-    found["spmdkit"] = importlib.util.find_spec("spmdkit") is not None
-    found["versions"] = {name: version_of(name) for name in task["versions"]} if sys.version_info >= (3, 8) else {}
-    found["addresses"] = {address: resolve(address) for address in task["addresses"]}
-    found["port"] = find_port() if found["spmdkit"] else None
+    found = {
+        "python": list(sys.version_info[:3]),
+        "gpus": count_gpus(),
+        "machine": machine_id(),
+        "versions": {name: version_of(name) for name in task["versions"]},
+        "addresses": {address: resolve(address) for address in task["addresses"]},
+        "port": find_port(),
+    }
     try:
         os.chdir(os.path.expanduser(task["directory"]))
     except OSError as error:
@@ -103,20 +104,19 @@ def machine_id() -> str:
 
 def version_of(package: str) -> str | None:
     """Returns the version of a package; None if it is not installed."""
-    from importlib.metadata import PackageNotFoundError, version
-
     try:
+        from importlib.metadata import version
+
         return version(package)
-    except PackageNotFoundError:
+    except ImportError:  # also on a Python that is too old
         return None
 
 
-def find_port() -> int | None:
-    """Returns a free port; None if the installed spmdkit cannot find one."""
-    try:
-        return importlib.import_module("spmdkit.launch.supervision.workers").free_port()
-    except (ImportError, AttributeError, OSError, SyntaxError):
-        return None
+def find_port() -> int:
+    """Returns a free port."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
 
 
 def count_gpus() -> int:
@@ -137,7 +137,7 @@ def run(task: dict) -> None:
 
     Args:
         task: `command`; `directory`, its working directory; `environment`, in addition to that of this host without the
-            variables in `without`; `direct`, hosts to reach without a proxy; `silence`, seconds without a line after
+            variables of another run; `direct`, hosts to reach without a proxy; `silence`, seconds without a line after
             which the client counts as lost.
     """
     guard, guard_pipe = start_guard()

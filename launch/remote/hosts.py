@@ -47,6 +47,11 @@ class Host:
     """The working directory on this host; "" = the value of the file."""
 
     @property
+    def key(self) -> tuple[str, int]:
+        """Identifies the host in the file."""
+        return self.name, self.port
+
+    @property
     def reached_at(self) -> str:
         """The address for the other hosts."""
         return self.address or self.name.rpartition("@")[2]
@@ -99,7 +104,7 @@ class Hosts:
                 f"simulate={self.simulate} CPU devices and gpus_per_process={self.gpus_per_process} exclude each "
                 "other. Keep one of them."
             )
-        keys = [(host.name, host.port) for host in (*self.hosts, *self.spares)]
+        keys = [host.key for host in (*self.hosts, *self.spares)]
         twice = dict.fromkeys(name for name, port in keys if keys.count((name, port)) > 1)
         problems += [f"{name} is listed twice. List it once, with processes: 2 or more." for name in twice]
         if problems:
@@ -131,7 +136,9 @@ def read_hosts(path: Path) -> Hosts:
     if problems:
         raise config_error(problems, str(path), document.lines, {}, "")
     assert hosts is not None
-    return replace(hosts, hosts=tuple(replace(host, processes=host.processes or hosts.processes) for host in hosts.hosts))
+    return replace(
+        hosts, hosts=tuple(replace(host, processes=host.processes or hosts.processes) for host in hosts.hosts)
+    )
 
 
 def _prepare(tree: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:

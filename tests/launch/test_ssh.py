@@ -124,7 +124,7 @@ def test_rejects_unset_forwarded_variables(folder, capsys, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     read(folder, HOSTS + "forward: [HF_TOKEN]\n")
     assert main(["launch", "tiny.yaml", "--on", "ssh:hosts.yaml"]) == 2
-    assert "error: hosts.yaml: forward lists HF_TOKEN, not set on this machine." in capsys.readouterr().err
+    assert "error: forward of the hosts file lists HF_TOKEN, not set on this machine." in capsys.readouterr().err
 
 
 def test_checks_sizes_before_asking_hosts(folder, capsys):

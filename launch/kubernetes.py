@@ -10,20 +10,14 @@ from pathlib import PurePosixPath
 
 from ..configs import load_config, resolved_yaml
 from ..mesh.errors import UserError
-from ..mesh.exit_codes import TRY_AGAIN
 from .launchers import LaunchJob, LaunchRequest, invalid_target
 from .manifest import is_below, job_name, write_manifest
+from .supervision.attempts import NotNow
 from .supervision.output import announce
 
 UNREACHABLE = ("connection refused", "Unable to connect", "no such host", "i/o timeout", "TLS handshake timeout")
 NO_JOBSET = " The cluster has no JobSet controller: install it, or set launch.kubernetes.form=job."
 APPLY_SECONDS = 120.0
-
-
-class ClusterDown(RuntimeError):
-    """The cluster does not answer; the same command may work later."""
-
-    exit_code = TRY_AGAIN
 
 
 def parse(given: str) -> None:
@@ -49,7 +43,7 @@ def launch(request: LaunchRequest, target: None) -> int:
 
     Raises:
         UserError: The config cannot be launched on Kubernetes, kubectl is missing, or the cluster refuses the manifest.
-        ClusterDown: The cluster does not answer.
+        NotNow: The cluster does not answer.
     """
     job, config = _load(request)
     wanted, name = job.launch.kubernetes, job_name(job)
@@ -84,7 +78,7 @@ def apply(manifest: str, kind: str, name: str) -> list[str]:
 
     Raises:
         UserError: kubectl is missing, the cluster refuses the manifest, or a job of that name exists.
-        ClusterDown: The cluster does not answer.
+        NotNow: The cluster does not answer.
     """
     again = f"A job exists only once: to resume, delete the old one (kubectl delete {kind} {name}), then launch again"
     try:
@@ -97,10 +91,10 @@ def apply(manifest: str, kind: str, name: str) -> list[str]:
             "elsewhere."
         ) from None
     except subprocess.TimeoutExpired:
-        raise ClusterDown(f"kubectl apply did not end within {APPLY_SECONDS:.0f} s. Check the cluster.") from None
+        raise NotNow(f"kubectl apply did not end within {APPLY_SECONDS:.0f} s. Check the cluster.") from None
     output = ended.stderr.strip() or ended.stdout.strip()
     if ended.returncode and any(words in output for words in UNREACHABLE):
-        raise ClusterDown(f"The cluster does not answer: {output.splitlines()[-1]}")
+        raise NotNow(f"The cluster does not answer: {output.splitlines()[-1]}")
     if ended.returncode:
         hint = f" {again}." if "immutable" in output else NO_JOBSET if 'no matches for kind "JobSet"' in output else ""
         raise UserError(f"kubectl apply failed with exit code {ended.returncode}: {output}{hint}")

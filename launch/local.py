@@ -5,9 +5,9 @@ import re
 import sys
 from typing import NamedTuple
 
-from ..mesh.errors import UserError, counted
+from ..mesh.errors import counted
 from ..mesh.known_causes import RELAYED
-from .launchers import MAX_SHOWN, LaunchJob, LaunchRequest, invalid_target, shell_line
+from .launchers import LaunchJob, LaunchRequest, invalid_target, shell_line
 from .startup.variables import without_job_variables
 from .startup.worker import job_environment
 from .supervision.attempts import Attempt, run_attempts
@@ -39,10 +39,8 @@ def parse(given: str) -> LocalTarget:
         raise invalid_target("local", given)
     target = LocalTarget(*(int(number[:20]) for number in match.groups()))
     if target.num_processes > MAX_PROCESSES or target.devices > MAX_DEVICES:
-        raise UserError(
-            f"--on {f'local:{given}'[:MAX_SHOWN]!r}: one machine runs at most {MAX_PROCESSES} processes with "
-            f"{MAX_DEVICES} simulated devices each. Use smaller numbers."
-        )
+        reason = f": at most {MAX_PROCESSES} processes with {MAX_DEVICES} simulated devices each"
+        raise invalid_target("local", given, reason)
     return target
 
 

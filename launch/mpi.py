@@ -18,11 +18,11 @@ from typing import NamedTuple
 from ..configs.launch_config import LaunchConfig
 from ..configs.secret_variables import resolve
 from ..mesh.errors import UserError, counted
-from ..mesh.exit_codes import FINISHED, TRY_AGAIN
+from ..mesh.exit_codes import FINISHED
 from ..mesh.known_causes import RELAYED
 from .launchers import LaunchJob, LaunchRequest, invalid_target, shell_line
 from .startup.variables import without_job_variables
-from .supervision.attempts import Attempt, run_attempts
+from .supervision.attempts import Attempt, NotNow, run_attempts
 from .supervision.blame import Exit, Outcome
 from .supervision.output import TaggedOutput
 from .supervision.workers import BOUND_VARIABLE, Start, free_port
@@ -52,12 +52,6 @@ class MpiTarget(NamedTuple):
 
     num_processes: int = 0
     hostfile: str = ""
-
-
-class MpirunFailed(RuntimeError):
-    """mpirun failed, but no process of the run did; another attempt may succeed."""
-
-    exit_code = TRY_AGAIN
 
 
 def parse(given: str) -> MpiTarget:
@@ -92,10 +86,10 @@ def launch(request: LaunchRequest, target: MpiTarget) -> int:
 
     Raises:
         UserError: The config is invalid, or Open MPI is not installed.
-        MpirunFailed: It could not start the processes.
+        NotNow: It could not start the processes.
     """
     job = _load(request, target)
-    count = _num_processes(job.launch, target)
+    count = target.num_processes or job.launch.num_processes
     check_open_mpi()
     resolve(job.launch.environment)
 
@@ -119,10 +113,6 @@ def _load(request: LaunchRequest, target: MpiTarget) -> LaunchJob:
             "per line, or set launch.nodes."
         )
     return job
-
-
-def _num_processes(sizes: LaunchConfig, target: MpiTarget) -> int:
-    return target.num_processes or sizes.num_processes
 
 
 def check_open_mpi() -> None:
@@ -158,7 +148,7 @@ def _mpirun(job: LaunchJob, target: MpiTarget, environment: Mapping[str, str | N
     sizes = job.launch
     names = sorted(name for name in environment if name in (*sizes.environment, "TERM") or name.startswith(FORWARDED))
     command = [
-        *("mpirun", "-n", str(_num_processes(sizes, target)), "--tag-output"),
+        *("mpirun", "-n", str(target.num_processes or sizes.num_processes), "--tag-output"),
         *("--bind-to", "none", "--oversubscribe"),  # a process has many threads; the sizes above set their number
         *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
         *(["--hostfile", target.hostfile] if target.hostfile else []),
@@ -230,7 +220,7 @@ def find_outcome(ended: Outcome, output: TaggedOutput) -> Outcome:
 
     Raises:
         UserError: mpirun could not start the processes because of a mistake.
-        MpirunFailed: mpirun failed for another reason.
+        NotNow: mpirun failed for another reason.
     """
     (mpirun,) = ended.exits or (Exit(0, -signal.SIGKILL, stopped=True),)
     failed = find_first_failure(list(output.own))
@@ -238,7 +228,7 @@ def find_outcome(ended: Outcome, output: TaggedOutput) -> Outcome:
         message = "\n  ".join(output.own) or "It printed nothing."
         if MISTAKE.search(message):
             raise UserError(f"mpirun could not start the processes (code {mpirun.code}):\n  {message}")
-        raise MpirunFailed(f"mpirun itself failed (code {mpirun.code}), not a process of the run:\n  {message}")
+        raise NotNow(f"mpirun itself failed (code {mpirun.code}), not a process of the run:\n  {message}")
     rank, code = failed or (0, mpirun.code)
     return ended._replace(exits=(Exit(rank, code, mpirun.stopped),), tails=output.tails)
 

@@ -49,10 +49,6 @@ MISTAKES = (
 """Errors of ssh for which another attempt would fail too."""
 
 
-class HostUnavailable(NotNow):
-    """A host does not answer, and no spare host is left."""
-
-
 class Refusal(NamedTuple):
     """The reason why a host cannot take part.
 
@@ -135,7 +131,7 @@ def select_hosts(hosts: Hosts, job: LaunchJob) -> tuple[Hosts, int]:
 
     Raises:
         UserError: Some hosts cannot be used; the message lists all of them with all problems.
-        HostUnavailable: A host does not answer, and no spare does.
+        NotNow: A host does not answer, and no spare does.
     """
     with create_marker(Path(job.run_dir)) as marker:
         answers = ask(hosts, job, marker)
@@ -144,7 +140,7 @@ def select_hosts(hosts: Hosts, job: LaunchJob) -> tuple[Hosts, int]:
         count = counted(len(problems), "problem")
         raise UserError("\n".join([f"{count} with the hosts:", *(f"  {each}" for each in problems)]))
     if unanswered:
-        raise HostUnavailable("; ".join(unanswered))
+        raise NotNow("; ".join(unanswered))
     first = answers[selected.hosts[0].key]
     assert not isinstance(first, Refusal)
     return selected, first["port"]

@@ -23,7 +23,7 @@ MAX_WAIT_SECONDS = 60.0
 
 
 class NotNow(RuntimeError):
-    """An attempt cannot be made now, but perhaps later."""
+    """A run cannot start now, because a host or a cluster does not answer; the same command may work later."""
 
     exit_code = TRY_AGAIN
 

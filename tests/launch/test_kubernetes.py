@@ -5,8 +5,9 @@ import os
 import pytest
 import yaml
 from spmdkit.launch.cli import main
-from spmdkit.launch.kubernetes import ClusterDown, apply
+from spmdkit.launch.kubernetes import apply
 from spmdkit.launch.launchers import find_launcher
+from spmdkit.launch.supervision.attempts import NotNow
 from spmdkit.mesh.errors import UserError
 from support.runs import write_config
 
@@ -101,6 +102,6 @@ def test_names_a_missing_controller(kubectl):
 
 def test_unavailable_cluster_means_try_again(kubectl):
     kubectl(err="E1 memcache.go\nThe connection to the server localhost:8080 was refused: connection refused\n", code=1)
-    with pytest.raises(ClusterDown, match="The cluster does not answer: The connection to the server") as raised:
+    with pytest.raises(NotNow, match="The cluster does not answer: The connection to the server") as raised:
         apply("", "jobset", "x")
     assert raised.value.exit_code == 75

@@ -8,13 +8,13 @@ from spmdkit.configs import load_config
 from spmdkit.launch import mpi
 from spmdkit.launch.launchers import LaunchRequest, find_launcher
 from spmdkit.launch.mpi import (
-    MpirunFailed,
     MpiTarget,
     find_coordinator,
     find_first_failure,
     find_outcome,
     read_hostfile,
 )
+from spmdkit.launch.supervision.attempts import NotNow
 from spmdkit.launch.supervision.blame import Exit, Outcome
 from spmdkit.launch.supervision.output import TaggedOutput
 from support.runs import spmdkit, write_config
@@ -168,9 +168,7 @@ def test_outcome_is_that_of_the_ranks(tmp_path):
 def test_failure_of_mpirun_itself(tmp_path):
     with pytest.raises(ValueError, match=r"mpirun could not start the processes \(code 1\):\n  There are not enough"):
         ended(tmp_path, "There are not enough slots available in the system", 1)
-    with pytest.raises(
-        MpirunFailed, match=r"mpirun itself failed \(code 1\), not a process of the run:\n  ORTE was"
-    ) as e:
+    with pytest.raises(NotNow, match=r"mpirun itself failed \(code 1\), not a process of the run:\n  ORTE was") as e:
         ended(tmp_path, "ORTE was unable to reliably start one or more daemons.", 1)
     assert e.value.exit_code == 75
 

@@ -9,15 +9,14 @@ import pytest
 from spmdkit.launch import slurm
 from spmdkit.launch.launchers import LaunchJob, LaunchRequest, find_launcher
 from spmdkit.launch.slurm import (
-    ClusterUnavailable,
     SlurmTarget,
     State,
     batch_script,
     query_state,
     quote_directive,
-    read_last_start,
     submit,
 )
+from spmdkit.launch.supervision.attempts import NotNow
 from support.runs import spmdkit, write_config
 
 SIZES = {"nodes": 2, "processes_per_node": 2}
@@ -102,7 +101,7 @@ def test_returns_the_number_of_the_job(scheduler, tmp_path, monkeypatch):
 )
 def test_unavailable_cluster_means_try_again(said, scheduler, tmp_path):
     scheduler("sbatch", err=said, code=1)
-    with pytest.raises(ClusterUnavailable, match="Slurm cannot take the job now: ") as caught:
+    with pytest.raises(NotNow, match="Slurm cannot take the job now: ") as caught:
         submit(tmp_path / "slurm.sh")
     assert caught.value.exit_code == 75
 
@@ -146,15 +145,6 @@ def test_query_state(scheduler):
 )
 def test_exit_code_of_a_state(state, code):
     assert state.exit_code == code
-
-
-def test_reads_the_last_start_of_a_log(tmp_path):
-    log = tmp_path / "slurm-7.log"
-    assert read_last_start(log) == ["(missing)"]
-    log.write_text("--- one\na\n--- two\nb\nc\n")
-    assert read_last_start(log) == ["--- two", "b", "c"]
-    log.write_text("nothing yet\n")
-    assert read_last_start(log) == ["nothing yet"]
 
 
 NASTY = 'it\'s a "run" #1 of $HOME `id` 50% & more; (x)'
@@ -268,16 +258,9 @@ def test_special_characters_are_quoted(requeue, fresh, tmp_path):
     assert '\\"run\\" \\#1' in asked
 
 
-def test_rejects_newlines_in_directives():
+def test_quotes_directives():
     assert quote_directive("--nodes=2") == "--nodes=2"
     assert quote_directive('--comment=a "b" \\ #c') == '"--comment=a \\"b\\" \\\\ \\#c"'
-    with pytest.raises(ValueError, match="contains a control character, which a Slurm script cannot represent"):
-        quote_directive("--comment=a\n#SBATCH --nodes=100")
-
-
-def test_rejects_backslashes_in_paths():
-    with pytest.raises(ValueError, match="contains a backslash, which file names of Slurm must not contain"):
-        script(folder="/shared/a\\b")
 
 
 def test_bash_expands_nothing(tmp_path):

@@ -15,7 +15,6 @@ from spmdkit.launch.remote.agent import version_of
 from spmdkit.launch.remote.hosts import Host, Hosts
 from spmdkit.launch.remote.preflight import (
     PACKAGES,
-    HostUnavailable,
     Refusal,
     check_coordinator,
     check_host,
@@ -27,6 +26,7 @@ from spmdkit.launch.remote.preflight import (
     select_hosts,
     ssh_command,
 )
+from spmdkit.launch.supervision.attempts import NotNow
 from spmdkit.mesh.errors import UserError
 
 ONE, TWO, SPARE = (Host(name=name, processes=2, python="python3", directory="/") for name in ("one", "two", "spare"))
@@ -148,7 +148,7 @@ def test_reports_problems_of_all_hosts(hosts, monkeypatch):
 def test_problems_come_before_unavailable_hosts(hosts, monkeypatch):
     with pytest.raises(UserError, match="1 problem with the hosts"):
         prepared(hosts, monkeypatch, one=good(), two=GONE, spare=MISTAKE)
-    with pytest.raises(HostUnavailable, match=r"^host two does not answer \(timed out\)$") as raised:
+    with pytest.raises(NotNow, match=r"^host two does not answer \(timed out\)$") as raised:
         prepared(hosts, monkeypatch, one=good(), two=GONE, spare=GONE)
     assert raised.value.exit_code == 75
 

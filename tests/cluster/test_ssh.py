@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
-from support.remote import SSHD, Keys, Server, assert_all_gone, command_line, descendants, free_port, stat_fields
+from support.processes import assert_gone, wait_for_step
+from support.remote import SSHD, Keys, Server, command_line, descendants, free_port, stat_fields
 from support.runs import QUICK, command, environment, losses, metrics, spmdkit, trained, write_config
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.multiprocess]
@@ -45,7 +45,7 @@ def servers(tmp_path, keys):
     for server in started:
         under = list(server.processes())
         server.stop()
-        assert_all_gone(under)
+        assert_gone(*under, seconds=30)
 
 
 def write_hosts(folder: Path, keys: Keys, hosts: list[dict], **more) -> Path:
@@ -65,18 +65,6 @@ def launch(config: Path, hosts: Path, *more: str) -> subprocess.Popen[str]:
         text=True,
         process_group=0,
     )
-
-
-def wait_for_step(folder: Path, number: int, process: subprocess.Popen, seconds: float = 200) -> None:
-    """Waits until a step is in the log."""
-    deadline = time.monotonic() + seconds
-    path = folder / "run" / "metrics.jsonl"
-    while time.monotonic() < deadline:
-        if path.exists() and len(path.read_text().splitlines()) >= number:
-            return
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
-    raise AssertionError(f"step {number} did not come")
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +112,7 @@ def test_leaves_no_process_on_any_host(killed, servers, keys, tmp_path):
     assert sum("-m spmdkit train" in line for server in (first, second) for line in server.processes().values()) == 2
     os.kill(victim(killed, process, second), signal.SIGKILL)
     printed, _ = process.communicate(timeout=100)
-    assert_all_gone(there)
+    assert_gone(*there, seconds=30)
     assert process.returncode == (-9 if killed == "launcher" else 75), printed
     if killed in ("ssh", "session", "agent"):
         assert "spmdkit launch: rank 1 failed first: exit code 75." in printed
@@ -145,7 +133,7 @@ def test_silent_connection_counts_as_lost(servers, keys, tmp_path):
         printed, _ = process.communicate(timeout=120)
         assert process.returncode == 75, printed
         assert "error: the connection to host 127.0.0.2 was lost (ssh: Timeout, server 127.0.0.2 not " in printed
-        assert_all_gone([worker], seconds=60)
+        assert_gone(worker, seconds=60)
     finally:
         os.kill(session, signal.SIGKILL)
 
@@ -188,7 +176,7 @@ def test_spare_replaces_lost_host(undisturbed, servers, keys, tmp_path):
     wait_for_step(tmp_path, 25, process)
     there = list(second.processes())
     second.die()
-    assert_all_gone(there)
+    assert_gone(*there, seconds=30)
     printed, _ = process.communicate(timeout=250)
     assert process.returncode == 0, printed
     assert "error: the connection to host 127.0.0.2 was lost" in printed

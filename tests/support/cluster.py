@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from spmdkit.configs import load_config
 from support.faults import JOURNAL, VARIABLE, Fault, Journal, to_json
+from support.processes import assert_gone
 
 TESTS = Path(__file__).resolve().parents[1]
 POLL_SECONDS = 0.02
@@ -134,8 +135,7 @@ class Cluster:
         with suppress(ProcessLookupError):
             self.launcher.kill()
         self.launcher.wait()
-        for pid in pids.values():
-            _wait_for_end(pid)
+        assert_gone(*pids.values())
 
 
 @contextmanager
@@ -186,17 +186,3 @@ def cluster(
             yield run
         finally:
             run.end()
-
-
-def _wait_for_end(pid: int, seconds: float = 10.0) -> None:
-    """Waits until a process has ended or is a zombie."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-            state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-        except (OSError, IndexError):
-            return
-        if state in "ZX":
-            return
-        time.sleep(POLL_SECONDS)

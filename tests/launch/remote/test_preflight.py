@@ -1,7 +1,6 @@
 """The command line of ssh, its errors, and the selection of hosts by their answers."""
 
 import hashlib
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -20,8 +19,6 @@ from spmdkit.launch.remote.preflight import (
     check_host,
     create_marker,
     explain_failure,
-    list_problems,
-    quote_path,
     replace_hosts,
     select_hosts,
     ssh_command,
@@ -98,12 +95,6 @@ def test_check_coordinator():
     assert check_coordinator("one", loops, several=False) == [], "two names of one machine"
     (problem,) = check_coordinator("one", loops, several=True)
     assert problem.startswith("it resolves one, the first host, to 127.0.1.1. Set an address")
-
-
-def test_rejects_a_first_host_that_only_listens_on_loopback():
-    answers = {ONE.key: good(addresses={"one": "127.0.1.1"}), TWO.key: good(machine="b")}
-    (problem,) = list_problems(Hosts(hosts=(ONE, TWO)), ONE, answers, make_job())
-    assert problem.startswith("one: it resolves one, the first host, to 127.0.1.1. Set an address")
 
 
 def test_spare_replaces_a_host_that_does_not_answer(capsys):
@@ -185,7 +176,8 @@ def test_options_of_the_file_come_first():
 
 
 def test_ssh_detects_a_lost_host_before_the_heartbeat():
-    words = command(Host(name="gpu1", python="python3"), heartbeat=30)
+    words = command(Host(name="gpu1", python="~/my venv/python"), heartbeat=30)
+    assert words[-1].startswith("exec ~/'my venv/python' -c ")
     assert {"ServerAliveInterval=5", "ServerAliveCountMax=3"} <= set(words)
     assert "ServerAliveInterval=1" in command(Host(name="gpu1", python="python3"), heartbeat=3)
 
@@ -198,11 +190,6 @@ def test_command_is_quoted_for_a_shell(tmp_path):
     there = command(Host(name="gpu1", python=str(folder / "python")))[-1]
     ended = subprocess.run(["/bin/sh", "-c", there], capture_output=True, text=True, check=True)
     assert ended.stdout == f"{folder}/python 2 -c\n"
-
-
-def test_quote_path_keeps_the_home_directory():
-    assert quote_path("~/my venv/bin/python") == "~/'my venv/bin/python'"
-    assert shlex.split(quote_path("/a b")) == ["/a b"]
 
 
 @pytest.mark.parametrize(

@@ -17,21 +17,16 @@ from spmdkit.launch.startup.rendezvous import (
     join_rendezvous,
     wait_until_listening,
 )
+from spmdkit.launch.supervision.workers import free_port
 from spmdkit.mesh.errors import UserError
 from spmdkit.mesh.processes import ProcessesMissing
-
-
-def free() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Ranks:
     """Concurrent calls of `join_rendezvous`."""
 
     def __init__(self, count: int) -> None:
-        self.job = Job("test", Address("127.0.0.1", free()), count, 0)
+        self.job = Job("test", Address("127.0.0.1", free_port()), count, 0)
         self.said: list[str] = []
         self.pool = ThreadPoolExecutor(16)
         self.options = {}
@@ -73,13 +68,6 @@ def test_releases_all_in_any_order_of_arrival(ranks):
         jax.bind(("127.0.0.1", ranks.job.address.port))
 
 
-def test_only_rank_0_has_the_notes_unless_shared(ranks):
-    met = [ranks.start(rank) for rank in range(3)]
-    first, *others = [each.result(30) for each in met]
-    assert len(first.notes) == 3
-    assert [each.notes for each in others] == [[], []]
-
-
 def test_a_failed_check_refuses_all(ranks):
     def check(meeting):
         raise UserError(f"no, not {len(meeting.notes)}")
@@ -96,7 +84,9 @@ def test_reports_missing_ranks_while_waiting(ranks):
     met.append(ranks.start(1))
     ranks.wait_until_said("waiting for rank 2 at 127.0.0.1:")
     met.append(ranks.start(2))
-    assert all(each.result(30) for each in met)
+    first, *others = [each.result(30) for each in met]
+    assert len(first.notes) == 3
+    assert [each.notes for each in others] == [[], []], "they are not shared"
 
 
 @pytest.mark.slow
@@ -167,8 +157,8 @@ def test_refuses_foreign_processes_only(ranks, changes, says):
     assert all(each.result(30) for each in [*first, ranks.start(1)])
 
 
-@pytest.mark.slow_cases("numbers0", "numbers2")
-@pytest.mark.parametrize("numbers", [(3, 4, 3), (3, 3, 2), (2, 3, 3)])
+@pytest.mark.slow_cases("numbers0", "numbers1")
+@pytest.mark.parametrize("numbers", [(3, 4, 3), (2, 3, 3)])
 def test_another_number_of_processes_refuses_all(ranks, numbers):
     """The one that differs comes last, or first; all of them know before anything times out."""
     before = time.monotonic()

@@ -54,6 +54,7 @@ def test_first_own_exit_is_the_cause(exits, tails, rank, code):
         (told(Note(7, "step", 4), Note(6, "data", 4)), 1),
         (told(Note(7, "step", 4), Note(7, "step", 1), silent=[1]), 1),
         (told(Note(7, "step", 4), None, silent=[1]), 1),
+        (told(Note(7, "step", 4), Note(6, "data", 4), Note(6, "data", 4), Note(6, "data", 4)), 1),
         (["error: Rank 1 on node-b did not come within 20 s (timeouts.rendezvous); 1 of 2 processes did."], 1),
         (["error: Ranks 1, 2 and 3 (nothing came from b) did not come within 20 s (timeouts.rendezvous);"], 1),
         (["error: rank 1 did not come to 'config' within 20 s (timeouts.rendezvous); 1 of 2 processes did."], 1),
@@ -78,13 +79,6 @@ def test_named_rank_is_its_own_witness_if_it_ended():
     cause = find_cause([Exit(0, 75), Exit(1, 75)], [said, said])
     assert cause is not None
     assert (cause.rank, cause.witness) == (1, 1)
-
-
-def test_witness_names_the_rank_that_is_behind():
-    said = told(Note(7, "step", 4), Note(6, "data", 4), Note(6, "data", 4), Note(6, "data", 4))
-    cause = find_cause([Exit(0, 75)], [said, [], [], []])
-    assert cause is not None
-    assert cause.rank == 1
 
 
 def test_first_exit_counts_if_all_wait_in_one_place():
@@ -165,10 +159,6 @@ def test_describe_end():
 LOGS = Path("runs/a/logs")
 
 
-def test_summary_of_a_finished_run_is_empty():
-    assert summarize(Outcome((Exit(0, 0), Exit(1, 0)), None, ([], [])), LOGS) == []
-
-
 def test_summary_prints_the_error_and_one_line():
     exits = (Exit(1, 1), Exit(0, -15, stopped=True))
     lines = summarize(Outcome(exits, None, ([], ["Traceback (most recent call last):", "E: boom"])), LOGS)
@@ -207,12 +197,6 @@ def test_summary_prints_the_lines_of_a_witness():
         f"  {said[0]}",
         "rank 1 failed first: blocked the others, according to rank 0 (exit code 75). The last lines of rank 0 are "
         "above; rank 0 exit code 75",
-    ]
-
-
-def test_summary_without_output():
-    assert summarize(Outcome((Exit(0, -9),), None, ([],)), LOGS) == [
-        "rank 0 failed first: killed by SIGKILL (exit code 75). It printed nothing"
     ]
 
 

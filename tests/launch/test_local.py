@@ -20,15 +20,6 @@ checkpoint: {every: 0}
 sample: {length: 0}
 """
 
-BAD_MODEL = """
-import os, time
-
-def make(**options):
-    if os.environ["SPMDKIT_PROCESS_ID"] == "1":
-        raise KeyError("mine")
-    time.sleep(60)
-"""
-
 
 @pytest.fixture
 def config(tmp_path) -> Path:
@@ -50,20 +41,6 @@ def test_environment_of_a_worker(monkeypatch):
         "SPMDKIT_RELAYED": "1",
     }
     assert environment["NO_PROXY"] == "example.org,127.0.0.1"
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_names_the_failing_worker(config, tmp_path):
-    (tmp_path / "bad.py").write_text(BAD_MODEL)
-    ended = spmdkit("launch", config, "model={name: 'bad:make'}", f"run.dir={tmp_path}/run", "--on", "local:2x2")
-    assert ended.returncode == 2
-    *_, words, last = ended.stderr.splitlines()
-    assert words.startswith(f"  error: model.name='bad:make' fails in {tmp_path}/bad.py, line 6")
-    assert words.endswith("KeyError: 'mine'")
-    assert last.startswith("spmdkit launch: rank 1 failed first: exit code 2. Its last lines are above")
-    assert ended.stderr.count("bad.py, line 6") == 1
 
 
 def test_invalid_config_starts_no_process(config, tmp_path, capsys):

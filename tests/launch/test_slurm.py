@@ -285,8 +285,8 @@ def test_group_of_failed_processes(tmp_path):
 
 @pytest.mark.slow
 def test_requeues_while_there_are_newer_checkpoints(tmp_path):
-    """One restart may be in vain; a newer step begins the count anew."""
-    text = script("launch.slurm.restarts=1", folder=str(tmp_path / "run"))
+    """One restart may be in vain, as --restarts says; a newer step begins the count anew."""
+    text = script("launch.slurm.restarts=5", folder=str(tmp_path / "run"), restarts=1)
     checkpoints = tmp_path / "run" / "checkpoints"
     (checkpoints / "10.orbax-checkpoint-tmp").mkdir(parents=True)
     for step in (0, 4, 9, 10):

@@ -4,7 +4,7 @@ import time
 
 import pytest
 from support.processes import start, wait
-from support.runs import spmdkit, write_config
+from support.runs import write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
@@ -89,16 +89,3 @@ def test_rejects_different_data_on_one_rank(tmp_path):
     assert ended[0].code == 2, ended[0].stderr
     assert "the data (fingerprint): " in ended[0].stderr
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
-
-
-def test_agreeing_processes_train(tmp_path):
-    config = write_config(tmp_path, train={"steps": 2, "global_batch": 16})
-    assert [each.code for each in wait(start(config, [[], []]))] == [0, 0]
-
-
-def test_process_without_address_does_not_train_alone(tmp_path):
-    config = write_config(tmp_path)
-    ended = spmdkit("train", config, "run.simulate=4", SPMDKIT_NUM_PROCESSES="2", SPMDKIT_PROCESS_ID="0")
-    assert ended.returncode == 2
-    assert "the address of process 0 is missing" in ended.stderr
-    assert not (tmp_path / "run").exists()

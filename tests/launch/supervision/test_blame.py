@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from spmdkit.launch.supervision.blame import Exit, Outcome, describe_end, find_cause, summarize
+from spmdkit.launch.supervision.blame import Cause, Exit, Outcome, describe_end, find_cause, summarize
 from spmdkit.runtime.guards.progress_notes import Note, verdict, without_service
 
 GLOO = ["Traceback (most recent call last):", "jax.errors.JaxRuntimeError: INTERNAL: Gloo all-reduce failed: closed"]
@@ -16,6 +16,12 @@ SIZES = [
 ]
 HOST = ["error: the connection to host b was lost"]
 BOOM = ["Traceback (most recent call last):", "  raise", "RuntimeError: boom"]
+
+
+def blame(exits, tails, halted=()) -> Cause:
+    cause = find_cause(exits, tails, halted)
+    assert cause is not None
+    return cause
 
 
 def told(*notes, silent=()) -> list[str]:
@@ -43,8 +49,7 @@ def told(*notes, silent=()) -> list[str]:
     ],
 )
 def test_first_own_exit_is_the_cause(exits, tails, rank, code):
-    cause = find_cause(exits, tails)
-    assert cause is not None
+    cause = blame(exits, tails)
     assert (cause.rank, cause.exit_code, cause.witness) == (rank, code, rank)
 
 
@@ -61,43 +66,37 @@ def test_first_own_exit_is_the_cause(exits, tails, rank, code):
     ],
 )
 def test_rank_named_by_a_witness_is_the_cause(said, rank):
-    cause = find_cause([Exit(0, 75), Exit(1, -9, stopped=True)], [said, [], [], []])
-    assert cause is not None
+    cause = blame([Exit(0, 75), Exit(1, -9, stopped=True)], [said, [], [], []])
     assert (cause.rank, cause.exit_code, cause.witness) == (rank, 75, 0)
     assert "according to rank 0" in cause.how
 
 
 def test_process_without_its_service_is_named_by_another():
     said = [f"error: {without_service(Note(7, 'step', 4), 1, 3.0, 'timeouts.step')}"]
-    cause = find_cause([Exit(0, -9, stopped=True), Exit(1, 75)], [[], said])
-    assert cause is not None
+    cause = blame([Exit(0, -9, stopped=True), Exit(1, 75)], [[], said])
     assert (cause.rank, cause.witness) == (0, 1)
 
 
 def test_named_rank_is_its_own_witness_if_it_ended():
     said = told(Note(7, "step", 4), Note(6, "data", 4))
-    cause = find_cause([Exit(0, 75), Exit(1, 75)], [said, said])
-    assert cause is not None
+    cause = blame([Exit(0, 75), Exit(1, 75)], [said, said])
     assert (cause.rank, cause.witness) == (1, 1)
 
 
 def test_first_exit_counts_if_all_wait_in_one_place():
     said = told(Note(7, "step", 4), Note(7, "step", 4))
-    cause = find_cause([Exit(1, 75), Exit(0, 75)], [said, said])
-    assert cause is not None
+    cause = blame([Exit(1, 75), Exit(0, 75)], [said, said])
     assert (cause.rank, cause.how) == (1, "exit code 75")
 
 
 def test_ranks_in_different_places_are_both_candidates():
     ahead = Note(8, "evaluation", 9, 2, "measure (parallel/step/train_step.py)")
     said = told(ahead, Note(8, "step", 9, 0, "_wait_for_oldest (training/steps/late_log.py)"))
-    cause = find_cause([Exit(1, 75), Exit(0, 75)], [said, said])
-    assert cause is not None
+    cause = blame([Exit(1, 75), Exit(0, 75)], [said, said])
     assert (cause.candidates, cause.exit_code, cause.witness) == ((0, 1), 75, 1)
     assert cause.how.startswith("they wait for each other in different places: rank 0 at step 8, evaluation after 2")
     assert "; rank 1 at step 8, step, for 9 s, in _wait_for_oldest" in cause.how
-    killed = find_cause([Exit(1, 75), Exit(0, -9)], [said, said])
-    assert killed is not None
+    killed = blame([Exit(1, 75), Exit(0, -9)], [said, said])
     assert (killed.rank, killed.candidates) == (0, ())
 
 
@@ -123,23 +122,19 @@ UNDECIDED = [
 )
 def test_cause_of_a_common_end(tails, rank, how, candidates):
     """Not the one that exits first is named, but the one that is the reason."""
-    cause = find_cause([Exit(0, 75), Exit(1, 75)], tails)
-    assert cause is not None
+    cause = blame([Exit(0, 75), Exit(1, 75)], tails)
     assert (cause.rank, cause.how, cause.exit_code, cause.candidates) == (rank, how, 75, candidates)
-    killed = find_cause([Exit(0, -9), Exit(1, 75)], tails)
-    assert killed is not None
+    killed = blame([Exit(0, -9), Exit(1, 75)], tails)
     assert killed.how == "killed by SIGKILL"
 
 
 def test_second_signal_is_not_a_common_end():
-    cause = find_cause([Exit(1, 75), Exit(0, 75)], [LOST, [*GOT, "ended by SIGTERM; the same command resumes"]])
-    assert cause is not None
+    cause = blame([Exit(1, 75), Exit(0, 75)], [LOST, [*GOT, "ended by SIGTERM; the same command resumes"]])
     assert (cause.rank, cause.how) == (1, "exit code 75")
 
 
 def test_stopped_process_is_the_cause():
-    cause = find_cause([Exit(0, 75), Exit(1, -9, stopped=True)], [LOST, []], halted=[1])
-    assert cause is not None
+    cause = blame([Exit(0, 75), Exit(1, -9, stopped=True)], [LOST, []], [1])
     assert (cause.rank, cause.exit_code) == (1, 75)
     assert cause.how.startswith("stopped (SIGSTOP)")
 

@@ -17,7 +17,6 @@ from .supervision.output import announce
 
 UNREACHABLE = ("connection refused", "Unable to connect", "no such host", "i/o timeout", "TLS handshake timeout")
 NO_JOBSET = " The cluster has no JobSet controller: install it, or set launch.kubernetes.form=job."
-APPLY_SECONDS = 120.0
 
 
 def parse(given: str) -> None:
@@ -82,16 +81,12 @@ def apply(manifest: str, kind: str, name: str) -> list[str]:
     """
     again = f"A job exists only once: to resume, delete the old one (kubectl delete {kind} {name}), then launch again"
     try:
-        ended = subprocess.run(
-            ["kubectl", "apply", "-f", "-"], input=manifest, capture_output=True, text=True, timeout=APPLY_SECONDS
-        )
+        ended = subprocess.run(["kubectl", "apply", "-f", "-"], input=manifest, capture_output=True, text=True)
     except FileNotFoundError:
         raise UserError(
             "kubectl is not installed on this machine. Install it; or print the manifest with --dry-run and apply it "
             "elsewhere."
         ) from None
-    except subprocess.TimeoutExpired:
-        raise NotNow(f"kubectl apply did not end within {APPLY_SECONDS:.0f} s. Check the cluster.") from None
     output = ended.stderr.strip() or ended.stdout.strip()
     if ended.returncode and any(words in output for words in UNREACHABLE):
         raise NotNow(f"The cluster does not answer: {output.splitlines()[-1]}")

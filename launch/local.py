@@ -80,17 +80,9 @@ def _load(request: LaunchRequest, target: LocalTarget) -> LaunchJob:
 
 
 def worker_environment(address: str, target: LocalTarget, rank: int) -> dict[str, str]:
-    """Returns the environment of one process.
-
-    Its coordinator is on this machine, so connections to it must not use a proxy. Its output is not buffered, and it
-    ends when this process ends.
-    """
-    environment = without_job_variables(os.environ)
-    if any(key.lower().endswith("_proxy") for key in environment):
-        direct = ",".join(filter(None, (environment.get("no_proxy") or environment.get("NO_PROXY"), "127.0.0.1")))
-        environment |= {"no_proxy": direct, "NO_PROXY": direct}
-    output = {"PYTHONUNBUFFERED": "1", **RELAYED, BOUND_VARIABLE: str(os.getpid())}
-    return environment | _job_environment(address, target, rank) | output
+    """Returns the environment of one process; its output is not buffered, and it ends when this process ends."""
+    own = {"PYTHONUNBUFFERED": "1", **RELAYED, BOUND_VARIABLE: str(os.getpid())}
+    return without_job_variables(os.environ) | _job_environment(address, target, rank) | own
 
 
 def _job_environment(address: str, target: LocalTarget, rank: int) -> dict[str, str]:

@@ -30,7 +30,6 @@ from .startup.variables import without_job_variables
 from .supervision.attempts import NotNow
 from .supervision.output import announce
 
-SUBMIT_SECONDS = 120.0
 POLL_SECONDS = 1.0, 15.0
 """The first and the longest interval between two queries of a job's state."""
 MAX_FAILED_QUERIES = 20
@@ -203,20 +202,13 @@ def submit(script: Path, secrets: Mapping[str, str] = {}) -> str:
         UserError: Slurm refuses it; the message contains Slurm's reason.
         NotNow: Slurm does not answer.
     """
-    try:
-        ended = subprocess.run(
-            ["sbatch", "--parsable", str(script)],
-            env=without_job_variables(os.environ) | dict(secrets),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=SUBMIT_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        raise NotNow(
-            f"sbatch did not end within {SUBMIT_SECONDS:.0f} s. Check with squeue if it has submitted the job; if not, "
-            "run the same command again."
-        ) from None
+    ended = subprocess.run(
+        ["sbatch", "--parsable", str(script)],
+        env=without_job_variables(os.environ) | dict(secrets),
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
     message = "; ".join(line.removeprefix("sbatch: error: ") for line in ended.stderr.splitlines() if line.strip())
     if ended.returncode == 0:
         if message:
@@ -275,10 +267,7 @@ def wait_for(number: str, directory: Path) -> int:
 def query_state(number: str) -> State | None:
     """Returns the state of a job; None if Slurm does not answer."""
     command = ["scontrol", "show", "job", "--oneliner", number]
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SUBMIT_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+    ended = subprocess.run(command, capture_output=True, text=True, errors="replace")
     name = re.search(r"\bJobState=(\w+)", ended.stdout)
     code = re.search(r"\bExitCode=(\d+):", ended.stdout)
     return State(name[1], int(code[1])) if name and code else None

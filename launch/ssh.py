@@ -122,7 +122,6 @@ def build_start(job: LaunchJob, hosts: Hosts, slot: Slot, port: int, identity: s
         "command": build_command(job, slot.host, fresh),
         "directory": slot.host.directory,
         "environment": read_forwarded(hosts) | resolve(slot_variables(job, hosts, slot, port, identity)) | RELAYED,
-        "direct": [coordinator_host(hosts)],
         "silence": max(MIN_SILENCE_SECONDS, float(job.timeouts.heartbeat)),
         "delay": DELAY_SECONDS * slot.local,
     }

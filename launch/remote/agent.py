@@ -60,7 +60,6 @@ def probe(task: dict) -> dict:
     found = {
         "python": list(sys.version_info[:3]),
         "gpus": count_gpus(),
-        "machine": machine_id(),
         "versions": {name: version_of(name) for name in task["versions"]},
         "addresses": {address: resolve(address) for address in task["addresses"]},
         "port": find_port(),
@@ -93,15 +92,6 @@ def resolve(address: str) -> str | None:
         return None
 
 
-def machine_id() -> str:
-    """Returns an id of this machine, the same under all of its names."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return socket.gethostname()
-
-
 def version_of(package: str) -> str | None:
     """Returns the version of a package; None if it is not installed."""
     try:
@@ -121,15 +111,8 @@ def find_port() -> int:
 
 def count_gpus() -> int:
     """Returns the number of NVIDIA GPUs; 0 also if there are others."""
-    devices = [name for name in _names("/dev") if name.startswith("nvidia") and name[len("nvidia") :].isdigit()]
-    return max(len(devices), len(_names("/proc/driver/nvidia/gpus")))
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
+    names = os.listdir("/dev")
+    return len([name for name in names if name.startswith("nvidia") and name[len("nvidia") :].isdigit()])
 
 
 def run(task: dict) -> None:
@@ -137,8 +120,7 @@ def run(task: dict) -> None:
 
     Args:
         task: `command`; `directory`, its working directory; `environment`, in addition to that of this host without the
-            variables of another run; `direct`, hosts to reach without a proxy; `silence`, seconds without a line after
-            which the client counts as lost.
+            variables of another run; `silence`, seconds without a line after which the client counts as lost.
     """
     guard, guard_pipe = start_guard()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
@@ -185,11 +167,7 @@ def environment(task: dict) -> dict[str, str]:
     own = {
         name: value for name, value in os.environ.items() if not name.startswith(("KERAS_DISTRIBUTION_", "SPMDKIT_"))
     }
-    own.update(task["environment"])
-    if any(name.lower().endswith("_proxy") for name in own):
-        direct = [own.get("no_proxy") or own.get("NO_PROXY") or "", *task["direct"]]
-        own["no_proxy"] = own["NO_PROXY"] = ",".join(filter(None, direct))
-    return own
+    return dict(own, **task["environment"])
 
 
 def start_guard() -> tuple[int, int]:

@@ -148,7 +148,6 @@ def select_hosts(hosts: Hosts, job: LaunchJob) -> tuple[Hosts, int]:
 
 def list_problems(hosts: Hosts, first: Host, answers: Answers, job: LaunchJob) -> list[str]:
     """Returns the problems of all hosts and spares, each after the name of the host; `first` is that of rank 0."""
-    machines = {answer["machine"] for answer in answers.values() if not isinstance(answer, Refusal)}
     problems = []
     for host in (*hosts.hosts, *hosts.spares):
         answer = answers[host.key]
@@ -157,7 +156,7 @@ def list_problems(hosts: Hosts, first: Host, answers: Answers, job: LaunchJob) -
         else:
             found = [*check_host(host, answer, hosts, job)]
             if len(hosts.hosts) > 1:
-                found += check_coordinator(first.reached_at, answer, several=len(machines) > 1)
+                found += check_coordinator(first.reached_at, answer)
         problems += [f"{host.name}: {each}" for each in found]
     return problems
 
@@ -241,7 +240,11 @@ def check_host(host: Host, answer: Mapping[str, Any], hosts: Hosts, job: LaunchJ
         yield f"missing directory {host.directory} ({answer['reason']}). Set directory in the hosts file."
         return
     yield from _check_shared(answer, job)
-    yield from _check_gpus(host, answer["gpus"], hosts, simulate=bool(hosts.simulate or job.simulate))
+    if 0 < answer["gpus"] < (needed := host.processes * hosts.gpus_per_process):  # a host may have other GPUs
+        yield (
+            f"{host.processes} processes x {hosts.gpus_per_process} GPUs = {needed}, but it has {answer['gpus']}. "
+            "Change processes or gpus_per_process in the hosts file."
+        )
 
 
 def _check_shared(answer: Mapping[str, Any], job: LaunchJob) -> Iterator[str]:
@@ -260,31 +263,15 @@ def _check_shared(answer: Mapping[str, Any], job: LaunchJob) -> Iterator[str]:
         yield f"run.dir {job.run_dir} is not writable there. Change its permissions, or set another run.dir."
 
 
-def _check_gpus(host: Host, gpus: int, hosts: Hosts, *, simulate: bool) -> Iterator[str]:
-    """Yields a problem if the GPUs do not suffice. A host without NVIDIA GPUs may have others."""
-    needed = host.processes * hosts.gpus_per_process
-    if 0 < gpus < needed:
-        yield (
-            f"{host.processes} processes x {hosts.gpus_per_process} GPUs = {needed}, but it has {gpus}. Change "
-            "processes or gpus_per_process in the hosts file."
-        )
-    elif not needed and not simulate and gpus % host.processes:
-        yield (
-            f"its {gpus} GPUs cannot be divided among {host.processes} processes. Change processes in the hosts file, "
-            "or set gpus_per_process."
-        )
-
-
-def check_coordinator(address: str, answer: Mapping[str, Any], *, several: bool) -> list[str]:
-    """Returns the reason why a host cannot reach the first one, or why the first one cannot be reached.
+def check_coordinator(address: str, answer: Mapping[str, Any]) -> list[str]:
+    """Returns the reason why a host cannot reach the first one.
 
     Args:
-        address: The host of the coordinator.
+        address: The address of the first host; a loopback address if all hosts are one machine.
         answer: The answer of the host.
-        several: If the hosts of the file are several machines, not several names of one.
     """
     found = answer["addresses"].get(address)
-    if found and not (several and is_loopback(found)):
+    if found and (is_loopback(address) or not is_loopback(found)):
         return []
     return [
         f"it resolves {address}, the first host, to {found or 'nothing'}. Set an address of the first host in the "

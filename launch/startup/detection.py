@@ -18,10 +18,7 @@ from .addresses import Address
 from .variables import LAUNCHERS, MANUAL, Environ, Facts
 
 ALONE = "Or set SPMDKIT_NUM_PROCESSES=1 to train in one process."
-MERGED = (
-    *("address", "num_processes", "process_id", "local_rank", "local_processes", "local_devices", "identity"),
-    *("hosts", "nodes"),
-)
+MERGED = tuple(fact for fact in Facts._fields if fact not in ("source", "variables"))
 
 
 class Job(NamedTuple):
@@ -95,7 +92,7 @@ def _check_contradiction(first: Facts, second: Facts, *facts: str) -> None:
         if None not in (one, other) and one != other:
             raise UserError(
                 f"{first.variables.get(fact, fact)}={one} and {second.variables[fact]}={other} contradict each other. "
-                "Unset the wrong one."
+                "Unset one of the two."
             )
 
 
@@ -171,19 +168,15 @@ def _checked_job(facts: Facts, environ: Environ) -> Job:
     if not 0 <= rank < count:
         raise UserError(f"{names.get('process_id', 'process_id')}={rank} must be in 0 .. {counted} - 1 = {count - 1}.")
     if count > 1 and facts.address is None:
-        mpi = " (MPI sets none for several hosts)" if facts.source in ("Open MPI", "PMI", "PMIx") else ""
         raise UserError(
-            f"This process is one of {count} ({counted}), but the address of process 0 is missing{mpi}: each process "
-            "would train alone, in the same directory. Set SPMDKIT_JOB_ADDRESSES to host:port of process 0 in all of "
+            f"This process is one of {count} ({counted}), but the address of process 0 is missing: each process would "
+            "train alone, in the same directory. Set SPMDKIT_JOB_ADDRESSES to host:port of process 0 in all of "
             f"them. {ALONE}"
         )
-    local, of = facts.local_rank, facts.local_processes
-    if local is not None and of is not None and local >= of:
-        variable = names.get("local_rank", "local_rank")
-        raise UserError(f"{variable}={local} must be in 0 .. {names.get('local_processes', of)} - 1 = {of - 1}.")
     devices = facts.local_devices
     if devices is None and count > 1 and not environ.get("JAX_LOCAL_DEVICE_IDS"):
-        devices = divide_gpus(count_visible_gpus(environ, count_gpus()), local, of)
+        visible = count_visible_gpus(environ, count_gpus())
+        devices = divide_gpus(visible, facts.local_rank, facts.local_processes)
     job = {name: getattr(facts, name) for name in Job._fields}
     return Job(**{**job, "local_devices": devices})
 

@@ -94,16 +94,10 @@ def check_host_names(rendezvous: Rendezvous, *, on_cpu: bool | None = None) -> N
     several = len(set(rendezvous.hosts)) > 1
     for rank, (host, note) in enumerate(zip(rendezvous.hosts, rendezvous.notes, strict=True)):
         ip = str(note.get("own_ip", ""))
-        if not ip:
+        if not ip or (several and is_loopback(ip)):
             raise UserError(
-                f"Host {host} (rank {rank}) does not resolve its own name, and CPU collectives listen on the address "
-                f"of that name. Add a line with its address and '{host}' to its /etc/hosts."
-            )
-        if several and is_loopback(ip):
-            raise UserError(
-                f"Host {host} (rank {rank}) resolves its own name to {ip}, which the other hosts cannot reach, but CPU "
-                f"collectives use this address. In its /etc/hosts, replace {ip} by the address that the others use for "
-                f"'{host}'."
+                f"Host {host} (rank {rank}) resolves its own name to {ip or 'nothing'}, but CPU collectives listen on "
+                f"the address of that name. In its /etc/hosts, set the address that the others use for '{host}'."
             )
 
 

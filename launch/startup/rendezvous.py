@@ -369,14 +369,10 @@ class Coordinator:
     def _process_problem(self, hello: Hello) -> str:
         """Returns the reason to refuse one process, or ""."""
         mine = self._mine
-        if hello.identity != mine.identity or hello.run != mine.run:
-            theirs, ours = (
-                " ".join(filter(None, (each.run and f"run.dir {each.run}", each.identity and f"job {each.identity}")))
-                for each in (hello, mine)
-            )
+        if (hello.identity, hello.run) != (mine.identity, mine.run):
             return (
-                f"{hello} belongs to another run ({theirs or 'unknown'}) than rank 0 at {self._job.address} "
-                f"({ours or 'unknown'}; {mine}). Give each run its own address."
+                f"{hello} belongs to another run ({hello.run} {hello.identity}) than rank 0 at {self._job.address} "
+                f"({mine.run} {mine.identity}; {mine}). Give each run its own address."
             )
         if hello.rank in self._present:
             return (
@@ -456,16 +452,11 @@ class Coordinator:
         return f"{ranks(missing)} (nothing came from {_join(silent)})" if nothing else ranks(missing)
 
     def _timeout_message(self, missing: list[int]) -> str:
-        bind, announced, hint = self._listening.bind, self._job.address, ""
-        if bind != announced:
-            hint = (
-                f" Process 0 listened at {bind}: if that is not an address that all hosts can reach, set one "
-                "(SPMDKIT_JOB_ADDRESSES; with --on ssh, `address` in the hosts file)."
-            )
         return (
             f"{self._describe(missing).capitalize()} did not come within {self._seconds:.0f} s (timeouts.rendezvous); "
-            f"{len(self._present)} of {self._job.num_processes} processes did, at {announced}.{hint} Check that they "
-            "were started, their logs, and that their hosts reach this one."
+            f"{len(self._present)} of {self._job.num_processes} processes did, at {self._job.address}, where process 0 "
+            f"listened at {self._listening.bind}. Check that they were started, their logs, and that their hosts reach "
+            "this address (SPMDKIT_JOB_ADDRESSES; with --on ssh, `address` in the hosts file)."
         )
 
     def _send(self, **values: Any) -> None:

@@ -106,9 +106,6 @@ def read_keras(environ: Environ) -> Facts | None:
 
 def read_jax(environ: Environ) -> Facts | None:
     """JAX_*: Kubeflow Trainer sets all three; JAX itself reads only the address."""
-    text, port = environ.get("JAX_COORDINATOR_ADDRESS"), environ.get("JAX_COORDINATOR_PORT")
-    if text and port and ":" not in text:
-        environ = {**environ, "JAX_COORDINATOR_ADDRESS": f"{text}:{port}"}
     return _read(
         "JAX_*",
         environ,
@@ -223,7 +220,7 @@ MANUAL_VARIABLES = frozenset(
     [
         *(f"{prefix}_{name}" for prefix in ("SPMDKIT", "KERAS_DISTRIBUTION") for name in JOB_VARIABLES.values()),
         *(f"SPMDKIT_{name}" for name in ("LOCAL_RANK", "LOCAL_PROCESSES", "LOCAL_DEVICES", "JOB_ID", "SIMULATE")),
-        *(f"JAX_{name}" for name in ("COORDINATOR_ADDRESS", "COORDINATOR_PORT", "NUM_PROCESSES", "PROCESS_ID")),
+        *(f"JAX_{name}" for name in ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")),
     ]
 )
 

@@ -29,7 +29,6 @@ def config(tmp_path) -> Path:
 
 
 def test_environment_of_a_worker(monkeypatch):
-    monkeypatch.setenv("no_proxy", "example.org")
     monkeypatch.setenv("KERAS_DISTRIBUTION_PROCESS_ID", "7")
     environment = worker_environment("127.0.0.1:1234", LocalTarget(2, 4), 1)
     assert {key: value for key, value in environment.items() if key.startswith(("SPMDKIT_", "KERAS_DIST"))} == {
@@ -40,7 +39,6 @@ def test_environment_of_a_worker(monkeypatch):
         "SPMDKIT_BOUND": str(os.getpid()),
         "SPMDKIT_RELAYED": "1",
     }
-    assert environment["NO_PROXY"] == "example.org,127.0.0.1"
 
 
 def test_invalid_config_starts_no_process(config, tmp_path, capsys):

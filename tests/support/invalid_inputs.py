@@ -405,22 +405,10 @@ VARIABLES = {
         JAX_NUM_PROCESSES="2",
         JAX_PROCESS_ID="2",
     ),
-    "a port of JAX in words": variables(
-        "JAX_COORDINATOR", JAX_COORDINATOR_ADDRESS="a", JAX_COORDINATOR_PORT="http", JAX_NUM_PROCESSES="2"
-    ),
     "no processes of a host": variables(
         "SPMDKIT_LOCAL_PROCESSES must be an integer of at least 1, got '0'", SPMDKIT_LOCAL_PROCESSES="0"
     ),
     "a local rank alone": variables("SPMDKIT_LOCAL_RANK", SPMDKIT_LOCAL_RANK="1"),
-    "a local rank beyond the last": variables(
-        "SPMDKIT_LOCAL_RANK=2 must be in 0 .. SPMDKIT_LOCAL_PROCESSES - 1 = 1",
-        SPMDKIT_JOB_ADDRESSES="a:1",
-        SPMDKIT_NUM_PROCESSES="2",
-        SPMDKIT_PROCESS_ID="0",
-        SPMDKIT_LOCAL_RANK="2",
-        SPMDKIT_LOCAL_PROCESSES="2",
-        SPMDKIT_SIMULATE="4",
-    ),
     "counts that differ": variables(
         "contradict each other. Unset one of the two",
         SPMDKIT_NUM_PROCESSES="2",

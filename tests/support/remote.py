@@ -149,7 +149,6 @@ def job(program: str, **more) -> dict:
         "command": [sys.executable, "-u", "-c", program],
         "directory": "/",
         "environment": {},
-        "direct": ["gpu1"],
         "silence": 60.0,
         "delay": 0.0,
         **more,

@@ -107,9 +107,9 @@ def test_the_coordinator_binds_to_the_rendezvous_address(calls, monkeypatch):
         (
             ["a", "b"],
             ["10.0.0.1", "127.0.1.1"],
-            r"Host b \(rank 1\) resolves its own name to 127.0.1.1, which the other",
+            r"Host b \(rank 1\) resolves its own name to 127.0.1.1, but CPU",
         ),
-        (["a", "b"], ["10.0.0.1", ""], r"Host b \(rank 1\) does not resolve its own name.* its /etc/hosts"),
+        (["a", "b"], ["10.0.0.1", ""], r"Host b \(rank 1\) resolves its own name to nothing.* its /etc/hosts"),
     ],
 )
 def test_checks_the_host_names_of_cpu_collectives(hosts, ips, says):

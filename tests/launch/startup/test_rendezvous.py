@@ -134,9 +134,9 @@ def test_waits_again_for_a_process_that_left(ranks):
     [
         (
             {"run": "runs/b"},
-            r"belongs to another run \(run.dir runs/b\) than rank 0 at .* \(run.dir runs/a; ",
+            r"belongs to another run \(runs/b \) than rank 0 at .* \(runs/a ; ",
         ),
-        ({"identity": "stale"}, r"belongs to another run \(run.dir runs/a job stale\) than"),
+        ({"identity": "stale"}, r"belongs to another run \(runs/a stale\) than"),
         ({"rank": 2}, "rank 2 is there twice: process"),
         ({"rank": 0, "num_processes": 3}, None),
     ],

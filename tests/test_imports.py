@@ -26,7 +26,7 @@ MAX_CODE_LINES = {
     "configs": 1750,
     "runtime": 4200,
     "report": 1150,
-    "launch": 5250,
+    "launch": 4860,
     "spmdkit": 140,
 }
 """Each package may import those above it. The limits may only be lowered."""

@@ -133,13 +133,16 @@ class Rendezvous(NamedTuple):
     bind: Address | None
 
 
+Check = Callable[[Rendezvous], None]
+
+
 def join_rendezvous(
     job: Job,
     *,
     seconds: float,
     run: str = "",
     note: dict[str, Any] | None = None,
-    check: Callable[[Rendezvous], None] = lambda rendezvous: None,
+    check: Check = lambda rendezvous: None,
     share: bool = False,
     say: Say,
 ) -> Rendezvous:
@@ -159,24 +162,23 @@ def join_rendezvous(
         PortTaken: Another program listens at the coordinator's address.
         UserError: The address is unknown, this process does not belong to the run, or `check` failed.
     """
-    mine = introduce(job, run, note or {})
+    return _meet(job, introduce(job, run, note or {}), seconds, say, check, share=share)
+
+
+def announce_failure(job: Job, reason: str, *, say: Say) -> None:
+    """Notifies the other processes of a run that this one cannot start, so that they do not wait for it."""
+    with suppress(UserError, ProcessesMissing, PortTaken, OSError):
+        _meet(job, introduce(job, "", {FAILED: reason}), REFUSING_SECONDS, say)
+
+
+def _meet(
+    job: Job, mine: Hello, seconds: float, say: Say, check: Check = lambda _: None, *, share: bool = False
+) -> Rendezvous:
     if job.process_id:
         return Participant(job, mine, seconds, say).join()
     listening = _listen(job, seconds)
     with closing(listening.socket):
         return Coordinator(job, mine, listening, seconds, say).gather(check, share)
-
-
-def announce_failure(job: Job, reason: str, *, say: Say) -> None:
-    """Notifies the other processes of a run that this one cannot start, so that they do not wait for it."""
-    mine = introduce(job, "", {FAILED: reason})
-    with suppress(UserError, ProcessesMissing, PortTaken, OSError):
-        if job.process_id:
-            Participant(job, mine, REFUSING_SECONDS, say).join()
-        else:
-            listening = _listen(job, REFUSING_SECONDS)
-            with closing(listening.socket):
-                Coordinator(job, mine, listening, REFUSING_SECONDS, say).gather(lambda rendezvous: None, share=False)
 
 
 def _listen(job: Job, seconds: float) -> Listening:
@@ -311,7 +313,7 @@ class Coordinator:
         self._skews = {0: 0.0}
         self._selector = selectors.DefaultSelector()
 
-    def gather(self, check: Callable[[Rendezvous], None], share: bool) -> Rendezvous:
+    def gather(self, check: Check, share: bool) -> Rendezvous:
         """Waits until all processes are there and releases them; raises as `join_rendezvous` does."""
         allow_connections(self._job.num_processes)
         self._listening.socket.setblocking(False)
@@ -464,7 +466,7 @@ class Coordinator:
             if connection:
                 send(connection, **values)
 
-    def _release(self, check: Callable[[Rendezvous], None], share: bool) -> Rendezvous:
+    def _release(self, check: Check, share: bool) -> Rendezvous:
         """Closes the socket for JAX's coordinator, then releases all processes."""
         hellos = [self._present[rank][0] for rank in range(self._job.num_processes)]
         skews = [self._skews[rank] for rank in range(self._job.num_processes)]

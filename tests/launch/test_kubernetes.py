@@ -45,11 +45,6 @@ def test_without_kubectl(small, tmp_path, capsys, monkeypatch):
     assert "error: kubectl is not installed on this machine" in capsys.readouterr().err
 
 
-def test_checks_the_sizes_of_the_section_launch(small, capsys):
-    assert main(["launch", str(small), "launch.nodes=4", "--on", "kubernetes", "--dry-run"]) == 2
-    assert "4 processes with 4 devices each give 16" in capsys.readouterr().err
-
-
 @pytest.fixture
 def kubectl(tmp_path, monkeypatch):
     """Puts a kubectl first on PATH that keeps what it is given, prints a text and ends with a code."""

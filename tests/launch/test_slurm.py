@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from spmdkit.launch import slurm
+from spmdkit.launch.cli import main
 from spmdkit.launch.launchers import LaunchJob, LaunchRequest, find_launcher
 from spmdkit.launch.slurm import (
     SlurmTarget,
@@ -49,17 +50,27 @@ def test_rejects_invalid_partitions(text):
         find_launcher(text)
 
 
-def test_rejects_an_invalid_config_before_writing(tmp_path):
-    config = write_config(tmp_path, launch=SIZES)
-    with pytest.raises(ValueError, match="4 processes with 8 devices each give 32"):
-        slurm.launch(LaunchRequest(str(config)), SlurmTarget(""))
+def test_nothing_is_written_before_submission(tmp_path, capsys, monkeypatch):
+    """The script alone with --dry-run, and mistakes, the sizes of the section launch among them."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    config = str(write_config(tmp_path, launch=SIZES))
+    assert main(["launch", config, "run.simulate=2", "--on", "slurm:gpu", "--dry-run"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert printed.out.startswith("#!/bin/bash\n")
+    assert "#SBATCH --partition=gpu\n" in printed.out
+    assert f" -m spmdkit train {config} run.simulate=2 2>" in printed.out
+    for words, message in (
+        (["run.simulate=2"], "sbatch is not on PATH"),
+        ([], "4 processes with 8 devices each give 32"),
+        (
+            ["run.simulate=0", "launch.gpus_per_process=1"],
+            "launch.processes_per_node=2 x launch.gpus_per_process=1 gives 4",
+        ),
+    ):
+        assert main(["launch", config, *words, "--on", "slurm"]) == 2
+        assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-
-
-def test_rejects_gpus_that_the_strategy_does_not_use(tmp_path):
-    config = write_config(tmp_path, launch={**SIZES, "gpus_per_process": 1}, run={"simulate": 0})
-    with pytest.raises(ValueError, match=r"launch\.processes_per_node=2 x launch\.gpus_per_process=1 gives 4 GPUs"):
-        slurm.describe(LaunchRequest(str(config)), SlurmTarget(""))
 
 
 def test_returns_the_number_of_the_job(scheduler, tmp_path, monkeypatch):
@@ -230,13 +241,6 @@ def test_special_characters_are_quoted(requeue, fresh, tmp_path):
     asked = next(line for line in directives(text) if "--output" in line)
     assert asked.startswith('"--output=')
     assert '\\"run\\" \\#1' in asked
-
-
-def test_bash_expands_nothing(tmp_path):
-    text = script(f"run.root={tmp_path}/$(touch {tmp_path}/here)", folder=str(tmp_path / "$(touch there)"))
-    assert ran(text, tmp_path).returncode == 0
-    assert not (tmp_path / "here").exists()
-    assert not Path("there").exists()
 
 
 OTHERS_STOPPED = """srun: error: n2: task 1: {}

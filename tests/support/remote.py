@@ -155,11 +155,9 @@ def job(program: str, **more) -> dict:
     }
 
 
-def begin(given: dict, **environment: str) -> subprocess.Popen[bytes]:
+def begin(given: dict) -> subprocess.Popen[bytes]:
     """Starts an agent and reads its first line."""
-    process = subprocess.Popen(
-        SSH, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **environment}, bufsize=0
-    )
+    process = subprocess.Popen(SSH, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(message(given))

@@ -9,9 +9,8 @@ import time
 import pytest
 from spmdkit.launch.remote.agent import environment
 from support.processes import assert_gone
-from support.remote import answer, frames, job, wait_for_text
+from support.remote import answer, begin, frames, job, wait_for_text
 
-TELLS_ITS_NUMBER = "import os, time; open({path!r}, 'w').write(str(os.getpid())); time.sleep(60)"
 HAS_A_CHILD = """
 import os, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
@@ -20,10 +19,20 @@ time.sleep(60)
 """
 
 
-def test_sends_streams_and_exit_status(start_agent):
-    agent = start_agent(job("import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)"))
-    assert frames(agent) == {b"o": b"out\n", b"e": b"err\n", b"x": b"7"}
-    assert agent.wait() == 0
+@pytest.fixture
+def start_agent():
+    """Starts agents; what is left of one at the end of a test is killed."""
+    started = []
+
+    def start(job):
+        started.append(begin(job))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        with process:
+            pass
 
 
 def test_sends_large_output(start_agent):
@@ -34,14 +43,6 @@ def test_sends_large_output(start_agent):
 def test_reports_a_missing_command(start_agent):
     agent = start_agent(job("", command=["/no/such/python"]))
     assert frames(agent) == {b"e": b"error: /no/such/python cannot be started: No such file or directory\n", b"x": b"2"}
-
-
-def test_passes_signals_on(tmp_path, start_agent):
-    catches = "import os, signal; signal.signal(signal.SIGUSR1, lambda *_: os._exit(75)); "
-    agent = start_agent(job(catches + TELLS_ITS_NUMBER.format(path=str(tmp_path / "pid"))))
-    wait_for_text(tmp_path / "pid")
-    agent.stdin.write(b"signal %d\n" % signal.SIGUSR1)
-    assert frames(agent) == {b"x": b"75"}
 
 
 @pytest.mark.slow

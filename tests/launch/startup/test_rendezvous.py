@@ -20,6 +20,7 @@ from spmdkit.launch.startup.rendezvous import (
 from spmdkit.launch.supervision.workers import free_port
 from spmdkit.mesh.errors import UserError
 from spmdkit.mesh.processes import ProcessesMissing
+from support.processes import wait_for
 
 
 class Ranks:
@@ -42,10 +43,7 @@ class Ranks:
         wait_until_listening(self.job.address)
 
     def wait_until_said(self, words: str) -> None:
-        deadline = time.monotonic() + 30
-        while not any(words in said for said in self.said):
-            assert time.monotonic() < deadline, self.said
-            time.sleep(0.02)
+        wait_for(lambda: any(words in said for said in self.said), 30)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ import os, sys, time
 from spmdkit.configs.schema import Timeouts
 from spmdkit.launch.startup.worker import joins_processes
 rank = int(os.environ["SPMDKIT_PROCESS_ID"])
-with joins_processes(Timeouts(rendezvous=60, shutdown=20)):
+with joins_processes(Timeouts(rendezvous=60, shutdown=600)):
     import jax
     from jax.experimental import multihost_utils
     print("joined", jax.process_count())
@@ -72,7 +72,7 @@ def test_an_error_ends_the_run_at_once(tmp_path):
     assert (outcome.cause.rank, outcome.exit_code) == (1, 1)
     assert "RuntimeError: boom" in outcome.tails[1]
     assert "Please report it" in outcome.tails[1][-1]
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 300, "it does not wait for timeouts.shutdown"
 
 
 @pytest.mark.multiprocess

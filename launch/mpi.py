@@ -183,10 +183,9 @@ def find_coordinator(sizes: LaunchConfig, target: MpiTarget, port: str) -> str:
             f"launch.nodes={sizes.nodes}, but the hosts are not known. Write them to a file, one per line, and use "
             "--on mpi:HOSTFILE."
         )
-    hosts = list(dict.fromkeys(read_hostfile(file)))[: sizes.nodes]
-    if all(map(_is_this_machine, hosts)):
-        return f"127.0.0.1:{port}"
-    return f"{socket.gethostname() if _is_this_machine(hosts[0]) else hosts[0]}:{port}"
+    first, name = read_hostfile(file)[0], socket.gethostname()
+    is_here = first in ("localhost", "::1", name, name.partition(".")[0]) or first.startswith("127.")
+    return f"{name if is_here else first}:{port}"
 
 
 def read_hostfile(hostfile: str) -> list[str]:
@@ -204,11 +203,6 @@ def read_hostfile(hostfile: str) -> list[str]:
     if not hosts:
         raise UserError(f"The hostfile {hostfile} is empty. Write one host per line, such as: node1 slots=4")
     return hosts
-
-
-def _is_this_machine(host: str) -> bool:
-    name = socket.gethostname()
-    return host in ("localhost", "::1", name, name.partition(".")[0]) or host.startswith("127.")
 
 
 def find_outcome(ended: Outcome, output: TaggedOutput) -> Outcome:

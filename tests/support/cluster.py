@@ -147,7 +147,6 @@ def cluster(
     faults: Sequence[Fault] = (),
     overrides: Sequence[str] = (),
     restarts: int = 0,
-    fresh: bool = False,
     environment: Mapping[str, str] | None = None,
     journal: Path | None = None,
 ) -> Iterator[Cluster]:
@@ -160,7 +159,6 @@ def cluster(
         faults: The faults to inject, each once over all attempts.
         overrides: `key=value` arguments.
         restarts: The value of `--restarts`.
-        fresh: Passes `--fresh`.
         environment: All variables of the processes; this process's variables by default.
         journal: The journal file; pass that of an earlier run to continue it. A temporary file by default.
 
@@ -174,7 +172,7 @@ def cluster(
         variables = {VARIABLE: to_json(faults), JOURNAL: str(notes), "PYTHONPATH": str(TESTS)}
         with (output / "stdout").open("wb") as out, (output / "stderr").open("wb") as err:
             launcher = subprocess.Popen(
-                [sys.executable, "-P", "-m", "support.fault_worker", *words, *(["--fresh"] if fresh else [])],
+                [sys.executable, "-P", "-m", "support.fault_worker", *words],
                 env={**(os.environ if environment is None else environment), **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=out,

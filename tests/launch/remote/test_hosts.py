@@ -31,7 +31,7 @@ def test_reads_all_keys(tmp_path):
     assert second == Host(
         name="me@gpu2", port=2222, address="10.0.0.2", processes=4, python="~/venv/bin/python", directory="/data"
     )
-    assert [spare.name for spare in hosts.spares] == ["gpu9"]
+    assert [(spare.name, spare.processes) for spare in hosts.spares] == [("gpu9", 8)]
     assert hosts.num_processes == 12
     assert (hosts.gpus_per_process, hosts.simulate) == (1, 0)
     assert (hosts.forward, dict(hosts.environment)) == (

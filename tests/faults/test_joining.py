@@ -95,14 +95,14 @@ def test_rejects_second_job_on_one_address(processes, tmp_path):
     """The second is refused, and the first trains."""
     address = here()
     other = f"run.dir={tmp_path / 'other'}"
-    first = [processes.start(0, address, rendezvous=120)]
+    first = [processes.start(0, address, rendezvous=300)]
     wait_until_listening(address)
     code, printed = ended(processes.start(0, address, other))
     assert (code, "is in use on" in printed) == (75, True), printed
     code, printed = ended(processes.start(1, address, other))
     assert (code, "belongs to another run" in printed) == (2, True), printed
     assert not (tmp_path / "other").exists()
-    first.append(processes.start(1, address, rendezvous=120))
+    first.append(processes.start(1, address, rendezvous=300))
     for process in first:
         code, printed = ended(process)
         assert code == 0, printed

@@ -139,7 +139,7 @@ def test_slow_reader_outlasts_gloo_timeout(processes, tmp_path):
     assert "waiting for rank 1 at 'the folder of the run was read'" in printed[0][1]
 
 
-def wait_until_listening(address: str, seconds: float = 60) -> None:
+def wait_until_listening(address: str, seconds: float = 180) -> None:
     host, _, port = address.rpartition(":")
     deadline = time.monotonic() + seconds
     while True:

@@ -24,7 +24,7 @@ def test_rejects_different_config_on_one_rank(own, says, tmp_path):
         assert each.code == 2, each.stderr
         assert "The 2 processes of this run differ" in each.stderr
         assert says in each.stderr
-    assert time.monotonic() - before < 60
+    assert time.monotonic() - before < 200, "no rank waits for timeouts.rendezvous"
     assert not (tmp_path / "run").exists(), "nothing was trained, nothing was written"
 
 

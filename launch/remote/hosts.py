@@ -136,9 +136,8 @@ def read_hosts(path: Path) -> Hosts:
     if problems:
         raise config_error(problems, str(path), document.lines, {}, "")
     assert hosts is not None
-    return replace(
-        hosts, hosts=tuple(replace(host, processes=host.processes or hosts.processes) for host in hosts.hosts)
-    )
+    every = [replace(host, processes=host.processes or hosts.processes) for host in (*hosts.hosts, *hosts.spares)]
+    return replace(hosts, hosts=tuple(every[: len(hosts.hosts)]), spares=tuple(every[len(hosts.hosts) :]))
 
 
 def _prepare(tree: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:

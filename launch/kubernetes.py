@@ -10,20 +10,13 @@ from pathlib import PurePosixPath
 
 from ..configs import load_config, resolved_yaml
 from ..mesh.errors import UserError
-from ..mesh.exit_codes import TRY_AGAIN
 from .launchers import LaunchJob, LaunchRequest, invalid_target
 from .manifest import is_below, job_name, write_manifest
+from .supervision.attempts import NotNow
 from .supervision.output import announce
 
 UNREACHABLE = ("connection refused", "Unable to connect", "no such host", "i/o timeout", "TLS handshake timeout")
 NO_JOBSET = " The cluster has no JobSet controller: install it, or set launch.kubernetes.form=job."
-APPLY_SECONDS = 120.0
-
-
-class ClusterDown(RuntimeError):
-    """The cluster does not answer; the same command may work later."""
-
-    exit_code = TRY_AGAIN
 
 
 def parse(given: str) -> None:
@@ -49,7 +42,7 @@ def launch(request: LaunchRequest, target: None) -> int:
 
     Raises:
         UserError: The config cannot be launched on Kubernetes, kubectl is missing, or the cluster refuses the manifest.
-        ClusterDown: The cluster does not answer.
+        NotNow: The cluster does not answer.
     """
     job, config = _load(request)
     wanted, name = job.launch.kubernetes, job_name(job)
@@ -84,23 +77,19 @@ def apply(manifest: str, kind: str, name: str) -> list[str]:
 
     Raises:
         UserError: kubectl is missing, the cluster refuses the manifest, or a job of that name exists.
-        ClusterDown: The cluster does not answer.
+        NotNow: The cluster does not answer.
     """
     again = f"A job exists only once: to resume, delete the old one (kubectl delete {kind} {name}), then launch again"
     try:
-        ended = subprocess.run(
-            ["kubectl", "apply", "-f", "-"], input=manifest, capture_output=True, text=True, timeout=APPLY_SECONDS
-        )
+        ended = subprocess.run(["kubectl", "apply", "-f", "-"], input=manifest, capture_output=True, text=True)
     except FileNotFoundError:
         raise UserError(
             "kubectl is not installed on this machine. Install it; or print the manifest with --dry-run and apply it "
             "elsewhere."
         ) from None
-    except subprocess.TimeoutExpired:
-        raise ClusterDown(f"kubectl apply did not end within {APPLY_SECONDS:.0f} s. Check the cluster.") from None
     output = ended.stderr.strip() or ended.stdout.strip()
     if ended.returncode and any(words in output for words in UNREACHABLE):
-        raise ClusterDown(f"The cluster does not answer: {output.splitlines()[-1]}")
+        raise NotNow(f"The cluster does not answer: {output.splitlines()[-1]}")
     if ended.returncode:
         hint = f" {again}." if "immutable" in output else NO_JOBSET if 'no matches for kind "JobSet"' in output else ""
         raise UserError(f"kubectl apply failed with exit code {ended.returncode}: {output}{hint}")

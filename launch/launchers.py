@@ -6,15 +6,20 @@
     mpi           mpirun of Open MPI, on this machine or on the hosts of a hostfile
     kubernetes    pods of a JobSet or an Indexed Job
 
-A launcher has three functions. `parse` reads the part of `--on` after its name. `describe` returns what would be
-started, as text: the command lines, the batch script, or the manifest. `launch` starts it, and returns the exit code if
-this command waits for the end of the run. Placing, starting and requeueing jobs is left to the scheduler.
+A launcher has three functions. All of them raise UserError for mistakes of the user; then nothing was started.
+
+    parse(given)                returns the target: the part of `--on` after "name:"
+    describe(request, target)   returns what would be started, as text: command lines, a batch script, or a manifest
+    launch(request, target)     starts it; returns the exit code of the run, or 0 if a scheduler has taken it
+
+Placing, starting and requeueing jobs is left to the scheduler.
 """
 
 import shlex
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol, Self, cast
+from types import ModuleType
+from typing import Any, NamedTuple, Self
 
 from ..configs import load_config
 from ..configs.launch_config import LaunchConfig
@@ -88,35 +93,6 @@ class LaunchJob(NamedTuple):
         return ["bash", *options, "-c", "\n".join([*self.launch.setup, 'exec "$@"']), "bash", *command]
 
 
-class Launcher(Protocol):
-    """The functions of a launcher's module."""
-
-    def parse(self, given: str) -> Any:
-        """Reads the part of `--on` after "name:"; an empty string if there is only the name.
-
-        Raises:
-            UserError: It is invalid.
-        """
-        ...
-
-    def describe(self, request: LaunchRequest, target: Any) -> str:
-        """Returns what `--dry-run` prints; starts and writes nothing.
-
-        Raises:
-            UserError: The config cannot be launched with this launcher.
-        """
-        ...
-
-    def launch(self, request: LaunchRequest, target: Any) -> int:
-        """Starts the run; returns its exit code, or 0 if a scheduler has taken it.
-
-        Raises:
-            UserError: The config or the directory of the run cannot be used; nothing was started.
-            DirectoryUnavailable: The file system of run.dir cannot be written.
-        """
-        ...
-
-
 class Form(NamedTuple):
     """The usage of a launcher.
 
@@ -140,11 +116,11 @@ LAUNCHERS = {
 """By name, which is also the name of the module."""
 
 
-def find_launcher(on: str | None) -> tuple[Launcher, Any]:
+def find_launcher(on: str | None) -> tuple[ModuleType, Any]:
     """Parses `--on`; None if it is missing.
 
     Returns:
-        The launcher, and the result of its `parse`.
+        The module of the launcher, and the result of its `parse`.
 
     Raises:
         UserError: `--on` is missing, or its launcher or target is not valid; the message lists the valid forms.
@@ -155,9 +131,9 @@ def find_launcher(on: str | None) -> tuple[Launcher, Any]:
         raise UserError("\n".join(["spmdkit launch needs a launcher. Add one of these:", *forms]))
     name, _, rest = on.partition(":")
     if name not in LAUNCHERS:
-        hint = did_you_mean(name, LAUNCHERS)
-        raise UserError(f"--on {on[:MAX_SHOWN]!r}: unknown launcher {name[:MAX_SHOWN]!r}.{hint} Use {list_forms()}.")
-    launcher = cast(Launcher, import_module(f".{name}", __package__))
+        hint, forms = did_you_mean(name, LAUNCHERS), " or ".join(form.usage for form in LAUNCHERS.values())
+        raise UserError(f"--on {on[:MAX_SHOWN]!r}: unknown launcher {name[:MAX_SHOWN]!r}.{hint} Use {forms}.")
+    launcher = import_module(f".{name}", __package__)
     return launcher, launcher.parse(rest)
 
 
@@ -172,11 +148,6 @@ def invalid_target(name: str, given: str, reason: str = "") -> UserError:
     on = f"{name}:{given}" if given else name
     form = LAUNCHERS[name]
     return UserError(f"--on {on[:MAX_SHOWN]!r} is not valid{reason}; use {form.usage}: {form.text}.")
-
-
-def list_forms() -> str:
-    """Returns all forms of `--on` in one line."""
-    return " or ".join(form.usage for form in LAUNCHERS.values())
 
 
 def shell_line(command: Sequence[str], variables: Mapping[str, str | None]) -> str:

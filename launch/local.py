@@ -5,9 +5,9 @@ import re
 import sys
 from typing import NamedTuple
 
-from ..mesh.errors import UserError, counted
+from ..mesh.errors import counted
 from ..mesh.known_causes import RELAYED
-from .launchers import MAX_SHOWN, LaunchJob, LaunchRequest, invalid_target, shell_line
+from .launchers import LaunchJob, LaunchRequest, invalid_target, shell_line
 from .startup.variables import without_job_variables
 from .startup.worker import job_environment
 from .supervision.attempts import Attempt, run_attempts
@@ -39,10 +39,8 @@ def parse(given: str) -> LocalTarget:
         raise invalid_target("local", given)
     target = LocalTarget(*(int(number[:20]) for number in match.groups()))
     if target.num_processes > MAX_PROCESSES or target.devices > MAX_DEVICES:
-        raise UserError(
-            f"--on {f'local:{given}'[:MAX_SHOWN]!r}: one machine runs at most {MAX_PROCESSES} processes with "
-            f"{MAX_DEVICES} simulated devices each. Use smaller numbers."
-        )
+        reason = f": at most {MAX_PROCESSES} processes with {MAX_DEVICES} simulated devices each"
+        raise invalid_target("local", given, reason)
     return target
 
 
@@ -82,17 +80,9 @@ def _load(request: LaunchRequest, target: LocalTarget) -> LaunchJob:
 
 
 def worker_environment(address: str, target: LocalTarget, rank: int) -> dict[str, str]:
-    """Returns the environment of one process.
-
-    Its coordinator is on this machine, so connections to it must not use a proxy. Its output is not buffered, and it
-    ends when this process ends.
-    """
-    environment = without_job_variables(os.environ)
-    if any(key.lower().endswith("_proxy") for key in environment):
-        direct = ",".join(filter(None, (environment.get("no_proxy") or environment.get("NO_PROXY"), "127.0.0.1")))
-        environment |= {"no_proxy": direct, "NO_PROXY": direct}
-    output = {"PYTHONUNBUFFERED": "1", **RELAYED, BOUND_VARIABLE: str(os.getpid())}
-    return environment | _job_environment(address, target, rank) | output
+    """Returns the environment of one process; its output is not buffered, and it ends when this process ends."""
+    own = {"PYTHONUNBUFFERED": "1", **RELAYED, BOUND_VARIABLE: str(os.getpid())}
+    return without_job_variables(os.environ) | _job_environment(address, target, rank) | own
 
 
 def _job_environment(address: str, target: LocalTarget, rank: int) -> dict[str, str]:

@@ -14,6 +14,7 @@ The cluster acts after the end of a pod, depending on its exit code:
 
 import hashlib
 import re
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -37,19 +38,33 @@ DEFAULT_DEADLINE_SECONDS = 7 * 86400
 """The time limit of a job without `launch.time`, from its start or restart."""
 GRACE_SECONDS = 30
 """The time to end a pod, in addition to timeouts.stop."""
-LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-IMAGE = re.compile(
-    r"([\w.-]+(:[0-9]{1,5})?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
-    r"(:\w[\w.-]{0,127})?(@[\w+.-]+:[0-9a-f]{32,})?",
-    re.ASCII,
-)
-"""Registry, lowercase path, tag, digest."""
-QUANTITY = re.compile(r"[1-9][0-9]{0,11}(\.[0-9]{1,3})?([KMGTP]i|[kMGTP])")
-"""An amount of memory with a unit; Kubernetes reads one without a unit as bytes."""
-MAX_LABEL, MAX_SUBDOMAIN = 63, 253
 MAX_NAME = 26
 """Characters of a job's name: "NAME-host-0-0.NAME" must fit in a label of Kubernetes, 63 characters."""
+LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+OBJECT_NAME = (rf"{LABEL}(\.{LABEL})*", "is not a valid name: use lowercase letters, digits, '-' and '.'.")
+RULES = {
+    "image": (
+        r"([\w.-]+(:[0-9]{1,5})?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
+        r"(:\w[\w.-]{0,127})?(@[\w+.-]+:[0-9a-f]{32,})?",  # registry, lowercase path, tag, digest
+        "is not a valid container image. Use a lowercase path to an image that contains spmdkit, such as "
+        "registry.example.org/team/train:1.4.",
+    ),
+    "name": (
+        rf"[a-z]([-a-z0-9]{{0,{MAX_NAME - 2}}}[a-z0-9])?",
+        "is not a valid name: use lowercase letters, digits and '-', beginning with a letter, at most "
+        f"{MAX_NAME} characters.",
+    ),
+    "namespace": (LABEL, "is not a valid namespace: use lowercase letters, digits and '-', at most 63 characters."),
+    "queue": OBJECT_NAME,
+    "volume_claim": OBJECT_NAME,
+    "service_account": OBJECT_NAME,
+    "secrets": OBJECT_NAME,
+    "memory": (
+        r"[1-9][0-9]{0,11}(\.[0-9]{1,3})?([KMGTP]i|[kMGTP])",  # without a unit, Kubernetes reads bytes
+        "must be a number with a unit, such as '64Gi' or '500M'.",
+    ),
+}
+"""By key of launch.kubernetes: the pattern of a value, and the rule for messages."""
 DIGEST_CHARACTERS = 6
 Object = dict[str, Any]
 """A part of a manifest."""
@@ -65,7 +80,7 @@ def write_manifest(job: LaunchJob, config: str) -> str:
     Raises:
         UserError: The config cannot be launched on Kubernetes; the message lists all problems.
     """
-    if problems := find_problems(job):
+    if problems := [*find_problems(job)]:
         raise UserError(
             "\n".join(["The config cannot be launched on Kubernetes:", *(f"  {each}" for each in problems)])
         )
@@ -150,7 +165,7 @@ def _job_spec(job: LaunchJob, config_map: str, failures: int, coordinator: str |
         "completions": nodes,
         "parallelism": nodes,
         "backoffLimit": failures,
-        "activeDeadlineSeconds": parse_time_limit(job.launch.time) or DEFAULT_DEADLINE_SECONDS,
+        "activeDeadlineSeconds": parse_time_limit(job.launch.time or "0") or DEFAULT_DEADLINE_SECONDS,
         "podFailurePolicy": {
             "rules": [
                 {"action": "FailJob", "onExitCodes": exit_codes},
@@ -273,127 +288,66 @@ def make_label(text: str, max_length: int) -> str:
     return f"{label[: max_length - DIGEST_CHARACTERS - 1].rstrip('-')}-{digest}"
 
 
-def is_label(text: str, max_length: int = MAX_LABEL) -> bool:
-    """Returns whether a text is a DNS label that begins with a letter."""
-    return len(text) <= max_length and LABEL.fullmatch(text) is not None
-
-
-def is_subdomain(text: str) -> bool:
-    """Returns whether a text is a valid name of an object: DNS labels joined by dots."""
-    return len(text) <= MAX_SUBDOMAIN and SUBDOMAIN.fullmatch(text) is not None
-
-
-def find_problems(job: LaunchJob) -> list[str]:
-    """Returns everything that prevents a launch on Kubernetes."""
-    wanted, found = job.launch.kubernetes, []
-    if not IMAGE.fullmatch(wanted.image):
-        found.append(
-            f"launch.kubernetes.image={wanted.image!r} is not a valid container image. Use a lowercase path to an "
-            "image that contains spmdkit, such as registry.example.org/team/train:1.4."
-        )
-    if wanted.name and not is_label(wanted.name, MAX_NAME):
-        found.append(
-            f"launch.kubernetes.name={wanted.name!r} is not a valid name: use lowercase letters, digits and '-', "
-            f"beginning with a letter, at most {MAX_NAME} characters, such as {make_label(wanted.name, MAX_NAME)!r}."
-        )
-    namespace = wanted.namespace
-    if namespace and not (is_subdomain(namespace) and "." not in namespace and len(namespace) <= MAX_LABEL):
-        found.append(
-            f"launch.kubernetes.namespace={namespace!r} is not a valid namespace: use lowercase letters, digits and "
-            f"'-', at most {MAX_LABEL} characters."
-        )
-    names = [(key, getattr(wanted, key)) for key in ("queue", "volume_claim", "service_account")]
-    for key, value in [*names, *(("secrets", name) for name in wanted.secrets)]:
-        if (value or key == "secrets") and not is_subdomain(value):
-            found.append(
-                f"launch.kubernetes.{key}={value!r} is not a valid name: use lowercase letters, digits, '-' and '.'."
-            )
-    if wanted.memory and not QUANTITY.fullmatch(wanted.memory):
-        found.append(
-            f"launch.kubernetes.memory={wanted.memory!r} must be a number with a unit, such as '64Gi' or '500M'."
-        )
+def find_problems(job: LaunchJob) -> Iterator[str]:
+    """Yields everything that prevents a launch on Kubernetes."""
+    launch, wanted = job.launch, job.launch.kubernetes
+    for key, (pattern, rule) in RULES.items():
+        value = getattr(wanted, key)
+        for each in value if key == "secrets" else [value] if value or key == "image" else []:
+            if not re.fullmatch(pattern, each, re.ASCII):
+                yield f"launch.kubernetes.{key}={each!r} {rule}"
     if not wanted.volume_claim:
-        found.append(
+        yield (
             "launch.kubernetes.volume_claim is missing. Set it to a PersistentVolumeClaim that all pods can write "
             "(ReadWriteMany): run.dir must outlive a pod and be the same for all."
         )
-    return [*found, *_secret_problems(job), *_directory_problems(job), *_process_problems(job), *_option_problems(job)]
-
-
-def _secret_problems(job: LaunchJob) -> list[str]:
-    """Checks that variables that look like secrets come from Secrets: many people can read a manifest."""
-    names = [name for name, value in redact(job.launch.environment).items() if value is None]
-    if not names or job.launch.kubernetes.secrets:
-        return []
-    literals = " ".join(f'--from-literal={name}="${name}"' for name in names)
-    return [
-        f"launch.environment: {', '.join(names)} must come from a Secret, because a manifest shows its values. Create "
-        f"one (kubectl create secret generic my-secret {literals}), and set launch.kubernetes.secrets=[my-secret]."
-    ]
-
-
-def _option_problems(job: LaunchJob) -> list[str]:
-    found = []
-    if job.request.fresh:
-        found.append("--fresh would start anew with every recreated pod. Set run.dir to another directory instead.")
-    if job.request.wait:
-        form = job.launch.kubernetes.form
-        done = "Completed" if form == "jobset" else "Complete"
-        found.append(
-            "--wait is not available: the cluster keeps no exit code of the whole run. Remove it, and wait with: "
-            f"kubectl wait --for=condition={done} {form}/{job_name(job)} --timeout=24h"
+    secrets = [name for name, value in redact(launch.environment).items() if value is None]
+    if secrets and not wanted.secrets:  # many people can read a manifest
+        literals = " ".join(f'--from-literal={name}="${name}"' for name in secrets)
+        yield (
+            f"launch.environment: {', '.join(secrets)} must come from a Secret, because a manifest shows its values. "
+            f"Create one (kubectl create secret generic my-secret {literals}), and set "
+            "launch.kubernetes.secrets=[my-secret]."
         )
-    return found
-
-
-def _directory_problems(job: LaunchJob) -> list[str]:
-    mount, given = job.launch.kubernetes.mount, job.run_dir
-    path = PurePosixPath(mount)
-    if mount[:1] != "/" or ":" in mount or ".." in path.parts or str(path) in ("/", CONFIG_DIRECTORY):
-        return [
-            f"launch.kubernetes.mount={mount!r} must be an absolute directory other than / and {CONFIG_DIRECTORY}, "
-            "without ':' and '..', such as /shared."
-        ]
-    if given.startswith("/") and not is_below(given, mount):
-        return [
-            f"run.dir={given} is not below launch.kubernetes.mount={mount}, the volume: it would be lost with the pod. "
-            "Use a relative path, or one below that directory."
-        ]
-    return []
-
-
-def _process_problems(job: LaunchJob) -> list[str]:
-    launch, found = job.launch, []
+    mount = PurePosixPath(wanted.mount)
+    if not mount.is_absolute() or ":" in wanted.mount or ".." in mount.parts or str(mount) in ("/", CONFIG_DIRECTORY):
+        yield (
+            f"launch.kubernetes.mount={wanted.mount!r} must be an absolute directory other than / and "
+            f"{CONFIG_DIRECTORY}, without ':' and '..', such as /shared."
+        )
+    elif job.run_dir.startswith("/") and not is_below(job.run_dir, wanted.mount):
+        yield (
+            f"run.dir={job.run_dir} is not below launch.kubernetes.mount={wanted.mount}, the volume: it would be lost "
+            "with the pod. Use a relative path, or one below that directory."
+        )
     if launch.processes_per_node != 1:
         gpus = launch.processes_per_node * launch.gpus_per_process
-        instead = f" and launch.gpus_per_process={gpus}" if gpus else ""
-        found.append(
+        yield (
             f"launch.processes_per_node={launch.processes_per_node}, but a pod contains one process, which drives all "
-            f"GPUs of the pod. Set launch.processes_per_node=1{instead}."
+            f"GPUs of the pod. Set launch.processes_per_node=1{f' and launch.gpus_per_process={gpus}' if gpus else ''}."
         )
-    if launch.time and parse_time_limit(launch.time) is None:
-        found.append(f"launch.time={launch.time!r} must be hours:minutes:seconds, such as '12:00:00'.")
-    return found
+    if job.request.fresh:
+        yield "--fresh would start anew with every recreated pod. Set run.dir to another directory instead."
+    if job.request.wait:
+        done = "Completed" if wanted.form == "jobset" else "Complete"
+        yield (
+            "--wait is not available: the cluster keeps no exit code of the whole run. Remove it, and wait with: "
+            f"kubectl wait --for=condition={done} {wanted.form}/{job_name(job)} --timeout=24h"
+        )
 
 
-def parse_time_limit(text: str) -> int | None:
+def parse_time_limit(text: str) -> int:
     """Returns a time limit in seconds; the syntax is that of Slurm.
 
     Args:
         text: "minutes", "minutes:seconds", "hours:minutes:seconds", "days-hours", "days-hours:minutes", ...
-
-    Returns:
-        None if the syntax is invalid or the limit is zero.
     """
-    match = re.fullmatch(r"(?:(\d{1,4})-)?(\d{1,6})(?::([0-5]?\d))?(?::([0-5]?\d))?", text)
-    if match is None:
-        return None
-    days, *parts = match.groups()
-    given = [int(part) for part in parts if part is not None]
-    if days is None and len(given) < 3:
-        given.insert(0, 0)
-    hours, minutes, seconds = [*given, 0, 0][:3]
-    return 86400 * int(days or 0) + 3600 * hours + 60 * minutes + seconds or None
+    days, has_days, rest = text.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if not has_days and len(parts) < 3:
+        parts.insert(0, 0)
+    hours, minutes, seconds = [*parts, 0, 0][:3]
+    return 86400 * int(days or 0) + 3600 * hours + 60 * minutes + seconds
 
 
 def is_below(path: str, directory: str) -> bool:

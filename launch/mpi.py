@@ -18,11 +18,11 @@ from typing import NamedTuple
 from ..configs.launch_config import LaunchConfig
 from ..configs.secret_variables import resolve
 from ..mesh.errors import UserError, counted
-from ..mesh.exit_codes import FINISHED, TRY_AGAIN
+from ..mesh.exit_codes import FINISHED
 from ..mesh.known_causes import RELAYED
 from .launchers import LaunchJob, LaunchRequest, invalid_target, shell_line
 from .startup.variables import without_job_variables
-from .supervision.attempts import Attempt, run_attempts
+from .supervision.attempts import Attempt, NotNow, run_attempts
 from .supervision.blame import Exit, Outcome
 from .supervision.output import TaggedOutput
 from .supervision.workers import BOUND_VARIABLE, Start, free_port
@@ -52,12 +52,6 @@ class MpiTarget(NamedTuple):
 
     num_processes: int = 0
     hostfile: str = ""
-
-
-class MpirunFailed(RuntimeError):
-    """mpirun failed, but no process of the run did; another attempt may succeed."""
-
-    exit_code = TRY_AGAIN
 
 
 def parse(given: str) -> MpiTarget:
@@ -92,10 +86,10 @@ def launch(request: LaunchRequest, target: MpiTarget) -> int:
 
     Raises:
         UserError: The config is invalid, or Open MPI is not installed.
-        MpirunFailed: It could not start the processes.
+        NotNow: It could not start the processes.
     """
     job = _load(request, target)
-    count = _num_processes(job.launch, target)
+    count = target.num_processes or job.launch.num_processes
     check_open_mpi()
     resolve(job.launch.environment)
 
@@ -119,10 +113,6 @@ def _load(request: LaunchRequest, target: MpiTarget) -> LaunchJob:
             "per line, or set launch.nodes."
         )
     return job
-
-
-def _num_processes(sizes: LaunchConfig, target: MpiTarget) -> int:
-    return target.num_processes or sizes.num_processes
 
 
 def check_open_mpi() -> None:
@@ -158,7 +148,7 @@ def _mpirun(job: LaunchJob, target: MpiTarget, environment: Mapping[str, str | N
     sizes = job.launch
     names = sorted(name for name in environment if name in (*sizes.environment, "TERM") or name.startswith(FORWARDED))
     command = [
-        *("mpirun", "-n", str(_num_processes(sizes, target)), "--tag-output"),
+        *("mpirun", "-n", str(target.num_processes or sizes.num_processes), "--tag-output"),
         *("--bind-to", "none", "--oversubscribe"),  # a process has many threads; the sizes above set their number
         *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
         *(["--hostfile", target.hostfile] if target.hostfile else []),
@@ -193,10 +183,9 @@ def find_coordinator(sizes: LaunchConfig, target: MpiTarget, port: str) -> str:
             f"launch.nodes={sizes.nodes}, but the hosts are not known. Write them to a file, one per line, and use "
             "--on mpi:HOSTFILE."
         )
-    hosts = list(dict.fromkeys(read_hostfile(file)))[: sizes.nodes]
-    if all(map(_is_this_machine, hosts)):
-        return f"127.0.0.1:{port}"
-    return f"{socket.gethostname() if _is_this_machine(hosts[0]) else hosts[0]}:{port}"
+    first, name = read_hostfile(file)[0], socket.gethostname()
+    is_here = first in ("localhost", "::1", name, name.partition(".")[0]) or first.startswith("127.")
+    return f"{name if is_here else first}:{port}"
 
 
 def read_hostfile(hostfile: str) -> list[str]:
@@ -216,11 +205,6 @@ def read_hostfile(hostfile: str) -> list[str]:
     return hosts
 
 
-def _is_this_machine(host: str) -> bool:
-    name = socket.gethostname()
-    return host in ("localhost", "::1", name, name.partition(".")[0]) or host.startswith("127.")
-
-
 def find_outcome(ended: Outcome, output: TaggedOutput) -> Outcome:
     """Converts the outcome of mpirun to that of the ranks.
 
@@ -230,7 +214,7 @@ def find_outcome(ended: Outcome, output: TaggedOutput) -> Outcome:
 
     Raises:
         UserError: mpirun could not start the processes because of a mistake.
-        MpirunFailed: mpirun failed for another reason.
+        NotNow: mpirun failed for another reason.
     """
     (mpirun,) = ended.exits or (Exit(0, -signal.SIGKILL, stopped=True),)
     failed = find_first_failure(list(output.own))
@@ -238,7 +222,7 @@ def find_outcome(ended: Outcome, output: TaggedOutput) -> Outcome:
         message = "\n  ".join(output.own) or "It printed nothing."
         if MISTAKE.search(message):
             raise UserError(f"mpirun could not start the processes (code {mpirun.code}):\n  {message}")
-        raise MpirunFailed(f"mpirun itself failed (code {mpirun.code}), not a process of the run:\n  {message}")
+        raise NotNow(f"mpirun itself failed (code {mpirun.code}), not a process of the run:\n  {message}")
     rank, code = failed or (0, mpirun.code)
     return ended._replace(exits=(Exit(rank, code, mpirun.stopped),), tails=output.tails)
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ..configs.launch_config import LaunchConfig
 from ..configs.secret_variables import is_secret, redact, resolve
-from ..mesh.errors import UserError, counted, is_printable
+from ..mesh.errors import UserError, counted
 from ..mesh.exit_codes import FINISHED, TRY_AGAIN
 from ..mesh.files import absolute_path, write_text
 from ..runtime.machine_check import check_directory
@@ -27,12 +27,13 @@ from ..runtime.ownership import refuse_if_in_use
 from ..runtime.run_directory import make_directory
 from .launchers import LaunchJob, LaunchRequest, invalid_target
 from .startup.variables import without_job_variables
+from .supervision.attempts import NotNow
 from .supervision.output import announce
 
-SUBMIT_SECONDS = 120.0
 POLL_SECONDS = 1.0, 15.0
 """The first and the longest interval between two queries of a job's state."""
 MAX_FAILED_QUERIES = 20
+MAX_LOG_LINES = 40
 UNAVAILABLE = re.compile(
     r"unable to contact|timed out|connect failure|connection refused|zero bytes|munge|authentication|try again"
     r"|temporarily|in standby|communication",
@@ -124,12 +125,6 @@ class SlurmTarget(NamedTuple):
     partition: str
 
 
-class ClusterUnavailable(RuntimeError):
-    """The cluster does not answer; the same command may work later."""
-
-    exit_code = TRY_AGAIN
-
-
 class State(NamedTuple):
     """The state of a job.
 
@@ -173,7 +168,7 @@ def launch(request: LaunchRequest, target: SlurmTarget) -> int:
 
     Raises:
         UserError: The config is invalid, Slurm is not installed, or it refuses the job; nothing was submitted.
-        ClusterUnavailable: Slurm does not answer.
+        NotNow: Slurm does not answer.
     """
     job = LaunchJob.load(request)
     script = batch_script(job, target.partition)
@@ -205,29 +200,22 @@ def submit(script: Path, secrets: Mapping[str, str] = {}) -> str:
 
     Raises:
         UserError: Slurm refuses it; the message contains Slurm's reason.
-        ClusterUnavailable: Slurm does not answer.
+        NotNow: Slurm does not answer.
     """
-    try:
-        ended = subprocess.run(
-            ["sbatch", "--parsable", str(script)],
-            env=without_job_variables(os.environ) | dict(secrets),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=SUBMIT_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        raise ClusterUnavailable(
-            f"sbatch did not end within {SUBMIT_SECONDS:.0f} s. Check with squeue if it has submitted the job; if not, "
-            "run the same command again."
-        ) from None
+    ended = subprocess.run(
+        ["sbatch", "--parsable", str(script)],
+        env=without_job_variables(os.environ) | dict(secrets),
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
     message = "; ".join(line.removeprefix("sbatch: error: ") for line in ended.stderr.splitlines() if line.strip())
     if ended.returncode == 0:
         if message:
             announce(f"sbatch: {message}")
         return ended.stdout.strip().split("\n")[-1].partition(";")[0]
     if UNAVAILABLE.search(message):
-        raise ClusterUnavailable(f"Slurm cannot take the job now: {message}. Run the same command again later.")
+        raise NotNow(f"Slurm cannot take the job now: {message}. Run the same command again later.")
     raise UserError(
         f"Slurm refuses the job: {message or f'sbatch ended with code {ended.returncode}'}. The request is in "
         f"{script}; it comes from --on slurm:PARTITION and the config's section launch. Correct it there. "
@@ -252,7 +240,7 @@ def wait_for(number: str, directory: Path) -> int:
     """Waits for the end of a job, including its restarts; returns the exit code of the last one.
 
     Raises:
-        ClusterUnavailable: Slurm has not answered for minutes.
+        NotNow: Slurm has not answered for minutes.
     """
     failures, pause = 0, POLL_SECONDS[0]
     try:
@@ -260,9 +248,7 @@ def wait_for(number: str, directory: Path) -> int:
             state = query_state(number)
             failures = 0 if state else failures + 1
             if failures > MAX_FAILED_QUERIES:
-                raise ClusterUnavailable(
-                    f"Slurm no longer returns the state of job {number}. Check with: squeue --jobs={number}"
-                )
+                raise NotNow(f"Slurm no longer returns the state of job {number}. Check with: squeue --jobs={number}")
             if state and state.name in ENDED:
                 break
             time.sleep(pause)
@@ -272,31 +258,19 @@ def wait_for(number: str, directory: Path) -> int:
         return TRY_AGAIN
     log = directory / "logs" / f"slurm-{number}.log"
     announce(f"job {number} ended: {state.name}. The end of its log, {log}:")
-    for line in read_last_start(log):
-        announce(f"  {line}")
+    if log.exists():
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-MAX_LOG_LINES:]:
+            announce(f"  {line}")
     return state.exit_code
 
 
 def query_state(number: str) -> State | None:
     """Returns the state of a job; None if Slurm does not answer."""
     command = ["scontrol", "show", "job", "--oneliner", number]
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SUBMIT_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+    ended = subprocess.run(command, capture_output=True, text=True, errors="replace")
     name = re.search(r"\bJobState=(\w+)", ended.stdout)
     code = re.search(r"\bExitCode=(\d+):", ended.stdout)
     return State(name[1], int(code[1])) if name and code else None
-
-
-def read_last_start(log: Path, max_lines: int = 40) -> list[str]:
-    """Returns the lines of a job's log since its last start."""
-    try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ["(missing)"]
-    begins = [number for number, line in enumerate(lines) if line.startswith("--- ")]
-    return lines[max(begins, default=0) :][-max_lines:]
 
 
 def batch_script(job: LaunchJob, partition: str) -> str:
@@ -305,9 +279,6 @@ def batch_script(job: LaunchJob, partition: str) -> str:
     Args:
         job: The run to launch.
         partition: The partition; "" = the default one.
-
-    Raises:
-        UserError: A path cannot be written in it.
     """
     launch, directory = job.launch, absolute_path(job.run_dir)
     logs = directory / "logs"
@@ -375,15 +346,7 @@ def _option(name: str, value: str | int) -> list[str]:
 
 
 def quote_directive(option: str) -> str:
-    """Returns an option quoted for a line `#SBATCH`.
-
-    Raises:
-        UserError: It contains a newline or another control character.
-    """
-    if not is_printable(option):
-        raise UserError(
-            f"{option!r} contains a control character, which a Slurm script cannot represent. Rename the directory."
-        )
+    """Returns an option quoted for a line `#SBATCH`."""
     if PLAIN.fullmatch(option):
         return option
     escaped = re.sub(r'(["\\#])', r"\\\1", option)
@@ -391,13 +354,5 @@ def quote_directive(option: str) -> str:
 
 
 def escape_pattern(path: Path) -> str:
-    """Returns a path for Slurm's options of file names, in which % begins a field.
-
-    Raises:
-        UserError: It contains a backslash, which makes Slurm take the whole path literally.
-    """
-    if "\\" in str(path):
-        raise UserError(
-            f"run.dir={str(path)!r} contains a backslash, which file names of Slurm must not contain. Rename it."
-        )
+    """Returns a path for Slurm's options of file names, in which % begins a field."""
     return str(path).replace("%", "%%")

@@ -15,15 +15,12 @@ from typing import NamedTuple
 
 from ..configs.secret_variables import resolve
 from ..mesh.errors import UserError
-from ..mesh.files import absolute_path
 from ..mesh.known_causes import RELAYED
 from ..mesh.processes import ranks
-from ..runtime.machine_check import check_directory
 from .launchers import LaunchJob, LaunchRequest, assignments, invalid_target
 from .remote import client
 from .remote.hosts import Host, Hosts, read_hosts
-from .remote.preflight import Requirements, quote_path, select_hosts, ssh_command
-from .startup.variables import MANUAL_VARIABLES
+from .remote.preflight import quote_path, select_hosts, ssh_command
 from .startup.worker import job_environment
 from .supervision.attempts import Attempt, run_attempts
 from .supervision.workers import Start
@@ -76,36 +73,22 @@ def launch(request: LaunchRequest, target: Hosts) -> int:
     """Trains on several hosts; the numbers are those of as many processes on this machine.
 
     Returns:
-        The exit code: 0 finished, 2 a mistake in the config, 3 diverged, 75 stopped by a signal or a host was lost, so
-        try again.
+        The exit code: 0 finished, 2 a mistake in the config, 3 diverged, 75 stopped by a signal, or a host was lost or
+        does not answer, so try again.
 
     Raises:
         UserError: The config, the hosts file or a host is not usable; nothing was started.
-        HostUnavailable: A host does not answer, and no spare host does.
     """
     job, hosts = load(request, target)
     read_forwarded(hosts)
     resolve(job.launch.environment)
-    check_directory(absolute_path(job.run_dir))
-    required = Requirements(
-        request.source if os.path.isfile(request.source) else None,
-        job.run_dir,
-        hosts.gpus_per_process,
-        simulate=bool(hosts.simulate or job.simulate),
-        heartbeat=job.timeouts.heartbeat,
-    )
-    selected = select_hosts(hosts, required)
-    is_first = True
 
     def attempt(fresh: bool) -> Attempt:
-        nonlocal hosts, selected, is_first
-        if not is_first:
-            selected = select_hosts(hosts, required)
-        is_first = False
-        hosts = replace(hosts, hosts=selected.hosts, spares=selected.spares)
+        nonlocal hosts
+        hosts, port = select_hosts(hosts, job)
         identity = secrets.token_hex(4)
-        starts = [build_start(job, hosts, slot, selected.port, identity, fresh) for slot in list_slots(hosts)]
-        return Attempt(starts, f"{describe_hosts(hosts)}, coordinator {coordinator_host(hosts)}:{selected.port}")
+        starts = [build_start(job, hosts, slot, port, identity, fresh) for slot in list_slots(hosts)]
+        return Attempt(starts, f"{describe_hosts(hosts)}, coordinator {coordinator_host(hosts)}:{port}")
 
     return run_attempts(job.run_dir, attempt, stop=job.timeouts.stop, fresh=request.fresh, restarts=request.restarts)
 
@@ -113,7 +96,8 @@ def launch(request: LaunchRequest, target: Hosts) -> int:
 def load(request: LaunchRequest, hosts: Hosts) -> tuple[LaunchJob, Hosts]:
     """Reads the config, and fills in the default Python and directory of each host."""
     job = LaunchJob.load(request, num_processes=hosts.num_processes, simulate=hosts.simulate or None)
-    python, directory = job.launch.python or sys.executable, os.getcwd()
+    python = hosts.python or job.launch.python or sys.executable
+    directory = hosts.directory or os.getcwd()
 
     def complete(host: Host) -> Host:
         return replace(host, python=host.python or python, directory=host.directory or directory)
@@ -138,8 +122,6 @@ def build_start(job: LaunchJob, hosts: Hosts, slot: Slot, port: int, identity: s
         "command": build_command(job, slot.host, fresh),
         "directory": slot.host.directory,
         "environment": read_forwarded(hosts) | resolve(slot_variables(job, hosts, slot, port, identity)) | RELAYED,
-        "without": sorted(MANUAL_VARIABLES),
-        "direct": [coordinator_host(hosts)],
         "silence": max(MIN_SILENCE_SECONDS, float(job.timeouts.heartbeat)),
         "delay": DELAY_SECONDS * slot.local,
     }
@@ -163,7 +145,7 @@ def slot_variables(
     A process sees the GPUs that the hosts file gives it. If it gives none, the GPUs of the host are divided among its
     processes when they join the run.
     """
-    given = {**job.launch.environment, **{name: str(value) for name, value in hosts.environment.items()}}
+    given = {**job.launch.environment, **hosts.environment}
     if each := hosts.gpus_per_process:
         gpus = range(slot.local * each, (slot.local + 1) * each)
         given = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), **given}
@@ -187,7 +169,7 @@ def read_forwarded(hosts: Hosts) -> dict[str, str]:
     """
     if missing := [name for name in hosts.forward if name not in os.environ]:
         raise UserError(
-            f"{hosts.source}: forward lists {', '.join(missing)}, not set on this machine. Set it, or remove it from "
+            f"forward of the hosts file lists {', '.join(missing)}, not set on this machine. Set it, or remove it from "
             "the list."
         )
     return {name: os.environ[name] for name in hosts.forward}

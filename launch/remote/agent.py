@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
-import importlib.util
 import json
 import os
 import signal
@@ -59,11 +57,13 @@ def probe(task: dict) -> dict:
     Returns:
         The values by name; None if something is missing.
     """
-    found = {"python": list(sys.version_info[:3]), "gpus": count_gpus(), "machine": machine_id()}
-    found["spmdkit"] = importlib.util.find_spec("spmdkit") is not None
-    found["versions"] = {name: version_of(name) for name in task["versions"]} if sys.version_info >= (3, 8) else {}
-    found["addresses"] = {address: resolve(address) for address in task["addresses"]}
-    found["port"] = find_port() if found["spmdkit"] else None
+    found = {
+        "python": list(sys.version_info[:3]),
+        "gpus": count_gpus(),
+        "versions": {name: version_of(name) for name in task["versions"]},
+        "addresses": {address: resolve(address) for address in task["addresses"]},
+        "port": find_port(),
+    }
     try:
         os.chdir(os.path.expanduser(task["directory"]))
     except OSError as error:
@@ -92,44 +92,27 @@ def resolve(address: str) -> str | None:
         return None
 
 
-def machine_id() -> str:
-    """Returns an id of this machine, the same under all of its names."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return socket.gethostname()
-
-
 def version_of(package: str) -> str | None:
     """Returns the version of a package; None if it is not installed."""
-    from importlib.metadata import PackageNotFoundError, version
-
     try:
+        from importlib.metadata import version
+
         return version(package)
-    except PackageNotFoundError:
+    except ImportError:  # also on a Python that is too old
         return None
 
 
-def find_port() -> int | None:
-    """Returns a free port; None if the installed spmdkit cannot find one."""
-    try:
-        return importlib.import_module("spmdkit.launch.supervision.workers").free_port()
-    except (ImportError, AttributeError, OSError, SyntaxError):
-        return None
+def find_port() -> int:
+    """Returns a free port."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
 
 
 def count_gpus() -> int:
     """Returns the number of NVIDIA GPUs; 0 also if there are others."""
-    devices = [name for name in _names("/dev") if name.startswith("nvidia") and name[len("nvidia") :].isdigit()]
-    return max(len(devices), len(_names("/proc/driver/nvidia/gpus")))
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
+    names = os.listdir("/dev")
+    return len([name for name in names if name.startswith("nvidia") and name[len("nvidia") :].isdigit()])
 
 
 def run(task: dict) -> None:
@@ -137,8 +120,7 @@ def run(task: dict) -> None:
 
     Args:
         task: `command`; `directory`, its working directory; `environment`, in addition to that of this host without the
-            variables in `without`; `direct`, hosts to reach without a proxy; `silence`, seconds without a line after
-            which the client counts as lost.
+            variables of another run; `silence`, seconds without a line after which the client counts as lost.
     """
     guard, guard_pipe = start_guard()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
@@ -185,11 +167,7 @@ def environment(task: dict) -> dict[str, str]:
     own = {
         name: value for name, value in os.environ.items() if not name.startswith(("KERAS_DISTRIBUTION_", "SPMDKIT_"))
     }
-    own.update(task["environment"])
-    if any(name.lower().endswith("_proxy") for name in own):
-        direct = [own.get("no_proxy") or own.get("NO_PROXY") or "", *task["direct"]]
-        own["no_proxy"] = own["NO_PROXY"] = ",".join(filter(None, direct))
-    return own
+    return dict(own, **task["environment"])
 
 
 def start_guard() -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """Stands for one process on another host: `run_processes` starts this script like any other process.
 
 The script starts ssh, which starts `agent.py` on the host, which starts the process. The script prints the output of
-the process on the same stream, passes signals on, and ends as the process ended, even if a signal killed it. If this
-script dies, for any reason, the agent reads the end of its stdin and kills the process.
+the process on the same stream, passes signals on, and ends with its exit code, or 128 + n if signal n killed it, as in
+a shell. If this script dies, for any reason, the agent reads the end of its stdin and kills the process.
 
 ssh alone does none of this: its exit code is 255 both for a signal and for a lost connection, and if it is killed, the
 remote process continues. Its messages are kept, and printed if the connection is lost.
@@ -11,7 +11,6 @@ remote process continues. Its messages are kept, and printed if the connection i
 import json
 import os
 import random
-import resource
 import signal
 import struct
 import subprocess
@@ -159,27 +158,13 @@ def message(task: dict) -> bytes:
     return b"%d\n%s%s\n" % (len(agent), agent, json.dumps(task).encode())
 
 
-def end_as(code: int) -> None:
-    """Ends this process as another one ended.
-
-    Args:
-        code: The exit status of the other; the negative number of the signal that killed it.
-    """
-    if code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if -code != signal.SIGKILL:
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    os._exit(code if code >= 0 else 128 - code)
-
-
 def main() -> None:
     """Runs the task of the environment; the arguments are the name of the host and the command line of ssh."""
     task = json.loads(os.environ.pop(VARIABLE))
     code = Client(sys.argv[1], sys.argv[2:], task).run()
     sys.stdout.flush()
     sys.stderr.flush()
-    end_as(code)
+    os._exit(code if code >= 0 else 128 - code)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ...mesh.devices import VISIBLE_GPUS, count_gpus
@@ -18,10 +18,7 @@ from .addresses import Address
 from .variables import LAUNCHERS, MANUAL, Environ, Facts
 
 ALONE = "Or set SPMDKIT_NUM_PROCESSES=1 to train in one process."
-MERGED = (
-    *("address", "num_processes", "process_id", "local_rank", "local_processes", "local_devices", "identity"),
-    *("hosts", "nodes"),
-)
+MERGED = tuple(fact for fact in Facts._fields if fact not in ("source", "variables"))
 
 
 class Job(NamedTuple):
@@ -73,109 +70,81 @@ def find_job(environ: Environ | None = None, given: Facts | None = None) -> Job 
         UserError: Values are missing, contradicting or invalid. The message names the variables.
     """
     environ = os.environ if environ is None else environ
-    manual = [facts for facts in (read(environ) for read in MANUAL.values()) if facts]
-    if manual and manual[0].num_processes == 1:  # one process, whatever other sources contain
-        manual = manual[:1]
-    _check_contradictions(manual)
-    known = _merge([*([given] if given else []), *manual])
-    if known and known.num_processes == 1:
+    known = Facts("")
+    for read in MANUAL.values():
+        facts = read(environ)
+        if facts and known.num_processes != 1:  # one process, whatever other sources contain
+            _check_contradiction(known, facts, "num_processes", "process_id", "address")
+            known = _merge(known, facts)
+    known = _merge(given, known) if given else known
+    if known.num_processes == 1:
         return _checked_job(known._replace(process_id=known.process_id or 0), environ)
-    complete = known is not None and known.is_complete and known.address is not None
-    known = _add_launchers(known, _read_launchers(environ, optional=complete))
-    return None if known is None else _checked_job(known, environ)
+    known = _add_launchers(known, environ)
+    if not known.is_complete:
+        _check_incomplete(known)
+        return None
+    return _checked_job(known, environ)
 
 
-def _read_launchers(environ: Environ, *, optional: bool) -> list[Facts]:
-    """Reads the launchers' variables; ignores invalid ones if they are optional."""
-    found = []
+def _check_contradiction(first: Facts, second: Facts, *facts: str) -> None:
+    for fact in facts:
+        one, other = getattr(first, fact), getattr(second, fact)
+        if None not in (one, other) and one != other:
+            raise UserError(
+                f"{first.variables.get(fact, fact)}={one} and {second.variables[fact]}={other} contradict each other. "
+                "Unset one of the two."
+            )
+
+
+def _merge(first: Facts, second: Facts) -> Facts:
+    """Adds the values that the first source lacks."""
+    empty = (None, "", ())
+    new = {
+        fact: getattr(second, fact)
+        for fact in MERGED
+        if getattr(first, fact) in empty and getattr(second, fact) not in empty
+    }
+    variables = {fact: second.variables[fact] for fact in new if fact in second.variables}
+    source = second.source if "process_id" in new or not first.source else first.source
+    return first._replace(**new, source=source, variables={**first.variables, **variables})
+
+
+def _add_launchers(known: Facts, environ: Environ) -> Facts:
+    """Adds the values of the launcher that started this process, and of later ones that agree with it."""
+    partial = None
     for read in LAUNCHERS.values():
         try:
             facts = read(environ)
         except UserError:
-            if optional:
+            if known.is_complete:  # around the launcher that started this process
                 continue
             raise
-        found += [facts] if facts else []
-    return found
-
-
-def _check_contradictions(manual: Sequence[Facts]) -> None:
-    for fact in ("num_processes", "process_id", "address"):
-        values = [(facts.variables[fact], getattr(facts, fact)) for facts in manual if getattr(facts, fact) is not None]
-        for variable, value in values[1:]:
-            if value != values[0][1]:
-                raise UserError(
-                    f"{values[0][0]}={values[0][1]} and {variable}={value} contradict each other. Unset one of the two."
-                )
-
-
-def _merge(found: Sequence[Facts]) -> Facts | None:
-    """Merges facts; the first source that has a value takes precedence."""
-    if not found:
-        return None
-    first, *others = found
-    for facts in others:
-        missing = [fact for fact in MERGED if getattr(first, fact) in (None, "", ())]
-        new = {fact: getattr(facts, fact) for fact in missing if getattr(facts, fact) not in (None, "", ())}
-        variables = {fact: facts.variables[fact] for fact in new if fact in facts.variables}
-        source = first.source if first.process_id is not None or facts.process_id is None else facts.source
-        first = first._replace(**new, source=source, variables={**first.variables, **variables})
-    return first
-
-
-def _add_launchers(known: Facts | None, launchers: Sequence[Facts]) -> Facts | None:
-    """Adds the values of launchers that agree with the known ones."""
-    if known is None or (known.num_processes is None and known.process_id is None):
-        complete = [facts for facts in launchers if facts.is_complete]
-        if not complete:
-            _check_incomplete(known, launchers)
-            return None
-        base = _merge([facts for facts in (known, complete[0]) if facts])
-    else:
-        base = _complete(known, launchers)
-    assert base is not None
-    agreeing = [
-        facts if facts.source == base.source else facts._replace(identity="")  # maybe not set in all processes
-        for facts in launchers
-        if facts.process_id == base.process_id and facts.num_processes in (None, base.num_processes)
-    ]
-    return _merge([base, *agreeing])
-
-
-def _complete(known: Facts, launchers: Sequence[Facts]) -> Facts:
-    """Adds a missing rank or number of processes from a launcher.
-
-    Raises:
-        UserError: No launcher has it, or the launcher contradicts the known value.
-    """
-    if known.is_complete:
-        return known
-    missing, present = ("process_id", "num_processes") if known.process_id is None else ("num_processes", "process_id")
-    variable = known.variables.get(present, present)
-    for facts in launchers:
-        if getattr(facts, missing) is None:
+        if facts is None:
             continue
-        other = getattr(facts, present)
-        if other not in (None, getattr(known, present)):
-            raise UserError(
-                f"{variable}={getattr(known, present)} and {facts.variables[present]}={other} of {facts.source} "
-                f"contradict each other. Unset {variable}, or set {_variable(missing)} too."
-            )
-        value, variables = getattr(facts, missing), {**known.variables, missing: facts.variables[missing]}
-        return known._replace(**{missing: value}, source=facts.source, variables=variables)
-    raise _incomplete(known)
+        if known.is_complete:
+            if facts.process_id == known.process_id and facts.num_processes in (None, known.num_processes):
+                known = _merge(known, facts._replace(identity=""))  # maybe not set in all processes
+        elif known.num_processes is not None or known.process_id is not None:
+            _check_contradiction(known, facts, "num_processes", "process_id")
+            known = _merge(known, facts)
+        elif facts.is_complete:
+            known = _merge(known, facts)
+        else:
+            partial = partial or facts
+    return known if known.is_complete or partial is None else _merge(known, partial)
 
 
-def _check_incomplete(known: Facts | None, launchers: Sequence[Facts]) -> None:
-    """Raises UserError if any source describes a part of a job, though none has a rank and a number of processes."""
-    for facts in launchers:
-        if facts.unusable:
-            raise UserError(facts.unusable)
-    for facts in launchers:
-        if facts.num_processes is not None or facts.process_id is not None:
-            raise _incomplete(facts)
-    if known is None:
-        return
+def _check_incomplete(known: Facts) -> None:
+    """Raises UserError if the sources describe a part of a job."""
+    if known.num_processes is not None or known.process_id is not None:
+        if known.process_id is None:
+            present, missing = "num_processes", "process_id"
+            problem = f"there are {known.num_processes} processes, but the rank of this one is missing"
+        else:
+            present, missing = "process_id", "num_processes"
+            problem = f"this is process {known.process_id}, but the number of processes is missing"
+        source = known.variables.get(present, "the arguments")
+        raise UserError(f"According to {source}, {problem}. Set {_variable(missing)} too. {ALONE}")
     both = f"Set {_variable('num_processes')} and {_variable('process_id')}. {ALONE}"
     unknown = "but the number of processes and the rank of this one are missing"
     if known.address is not None:
@@ -184,19 +153,6 @@ def _check_incomplete(known: Facts | None, launchers: Sequence[Facts]) -> None:
     if (known.local_rank or 0) > 0 or (known.local_processes or 1) > 1:
         names = [known.variables[fact] for fact in ("local_rank", "local_processes") if fact in known.variables]
         raise UserError(f"This process is one of several on its host ({' and '.join(names)}), {unknown}. {both}")
-
-
-def _incomplete(facts: Facts) -> UserError:
-    if facts.process_id is None:
-        variable, missing = facts.variables.get("num_processes"), "process_id"
-        problem = f"there are {facts.num_processes} processes, but the rank of this one is missing"
-    else:
-        variable, missing = facts.variables.get("process_id"), "num_processes"
-        problem = f"this is process {facts.process_id}, but the number of processes is missing"
-    source = (
-        f"{variable} ({facts.source})" if variable and not variable.startswith(facts.source.rstrip("*")) else variable
-    )
-    return UserError(f"According to {source or 'the arguments'}, {problem}. Set {_variable(missing)} too. {ALONE}")
 
 
 def _checked_job(facts: Facts, environ: Environ) -> Job:
@@ -212,19 +168,15 @@ def _checked_job(facts: Facts, environ: Environ) -> Job:
     if not 0 <= rank < count:
         raise UserError(f"{names.get('process_id', 'process_id')}={rank} must be in 0 .. {counted} - 1 = {count - 1}.")
     if count > 1 and facts.address is None:
-        mpi = " (MPI sets none for several hosts)" if facts.source in ("Open MPI", "PMI", "PMIx") else ""
         raise UserError(
-            f"This process is one of {count} ({counted}), but the address of process 0 is missing{mpi}: each process "
-            "would train alone, in the same directory. Set SPMDKIT_JOB_ADDRESSES to host:port of process 0 in all of "
+            f"This process is one of {count} ({counted}), but the address of process 0 is missing: each process would "
+            "train alone, in the same directory. Set SPMDKIT_JOB_ADDRESSES to host:port of process 0 in all of "
             f"them. {ALONE}"
         )
-    local, of = facts.local_rank, facts.local_processes
-    if local is not None and of is not None and local >= of:
-        variable = names.get("local_rank", "local_rank")
-        raise UserError(f"{variable}={local} must be in 0 .. {names.get('local_processes', of)} - 1 = {of - 1}.")
     devices = facts.local_devices
     if devices is None and count > 1 and not environ.get("JAX_LOCAL_DEVICE_IDS"):
-        devices = divide_gpus(count_visible_gpus(environ, count_gpus()), local, of)
+        visible = count_visible_gpus(environ, count_gpus())
+        devices = divide_gpus(visible, facts.local_rank, facts.local_processes)
     job = {name: getattr(facts, name) for name in Job._fields}
     return Job(**{**job, "local_devices": devices})
 

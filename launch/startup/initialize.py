@@ -12,7 +12,7 @@ from ...mesh.processes import print_progress
 from .addresses import bypass_proxy, is_loopback, own_ip
 from .detection import Job, find_job
 from .rendezvous import Rendezvous, join_rendezvous, wait_until_listening
-from .variables import from_addresses
+from .variables import Facts, add_addresses
 
 
 def initialize(
@@ -66,9 +66,14 @@ def initialize(
     if job is None:
         _initialize_tpu(timeouts)
         return
-    note = {"own_ip": own_ip()}
-    check = check_host_names
-    rendezvous = join_rendezvous(job, seconds=initialization_timeout, run=run, note=note, check=check, say=say)
+    rendezvous = join_rendezvous(
+        job,
+        seconds=initialization_timeout,
+        run=run,
+        note={"own_ip": own_ip()},
+        check=check_host_names,
+        say=say,
+    )
     _connect_jax(job, rendezvous, timeouts)
 
 
@@ -89,16 +94,10 @@ def check_host_names(rendezvous: Rendezvous, *, on_cpu: bool | None = None) -> N
     several = len(set(rendezvous.hosts)) > 1
     for rank, (host, note) in enumerate(zip(rendezvous.hosts, rendezvous.notes, strict=True)):
         ip = str(note.get("own_ip", ""))
-        if not ip:
+        if not ip or (several and is_loopback(ip)):
             raise UserError(
-                f"Host {host} (rank {rank}) does not resolve its own name, and CPU collectives listen on the address "
-                f"of that name. Add a line with its address and '{host}' to its /etc/hosts."
-            )
-        if several and is_loopback(ip):
-            raise UserError(
-                f"Host {host} (rank {rank}) resolves its own name to {ip}, which the other hosts cannot reach, but CPU "
-                f"collectives use this address. In its /etc/hosts, replace {ip} by the address that the others use for "
-                f"'{host}'."
+                f"Host {host} (rank {rank}) resolves its own name to {ip or 'nothing'}, but CPU collectives listen on "
+                f"the address of that name. In its /etc/hosts, set the address that the others use for '{host}'."
             )
 
 
@@ -125,7 +124,8 @@ def _find_job(job_addresses: str | None, num_processes: int | None, process_id: 
         raise UserError(f"num_processes={num_processes} must be at least 1.")
     if job_addresses is None and num_processes is None and process_id is None:
         return find_job()
-    return find_job(given=from_addresses("initialize()", job_addresses, num_processes, process_id, "job_addresses", {}))
+    given = Facts("initialize()", num_processes=num_processes, process_id=process_id)
+    return find_job(given=add_addresses(given, job_addresses, "job_addresses") if job_addresses else given)
 
 
 def _initialize_tpu(timeouts: dict[str, int]) -> None:

@@ -12,19 +12,22 @@ When all processes are there, rank 0 has their notes and can still refuse all of
 JAX's coordinator binds to the same address.
 """
 
+import json
 import os
+import resource
 import selectors
 import socket
 import time
 from collections.abc import Callable, Collection
 from contextlib import closing, suppress
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
+
+from pydantic import TypeAdapter, ValidationError
 
 from ...mesh.errors import UserError
 from ...mesh.processes import PROGRESS_SECONDS, ProcessesMissing, ranks
-from .addresses import Address, Listening, PortTaken, is_loopback, listen
+from .addresses import Address, Listening, PortTaken, listen
 from .detection import Job
-from .messages import FAILED, Connection, Hello, encode, parse_hello
 
 STATUS_SECONDS = 1.0
 SILENT_SECONDS = 15.0
@@ -40,10 +43,78 @@ UNKNOWN_SECONDS = 10.0
 RETRY_SECONDS = 0.1
 HANDOVER_SECONDS = 20.0
 SPARE_FILES = 512
+READ_SECONDS = 1.0
+"""The time for the rest of a line that a peer has begun, and to send one."""
+MAGIC = "spmdkit-rendezvous-1"
+FAILED = "failed"
+"""The key of a note with the reason why its process cannot start."""
+MAX_BYTES = 2**24
+"""The maximum length of a line; a peer that sends more is foreign."""
 UNROUTED = "192.0.2.1"
 """An address on no network (RFC 5737), in place of hosts with unknown names."""
 
 Say = Callable[[str], None]
+
+
+class Hello(NamedTuple):
+    """The introduction of a process.
+
+    Attributes:
+        identity: The attempt of its job, or "".
+        run: The run, such as its run.dir; equal in all processes.
+        num_processes: The number of processes.
+        rank: Its rank.
+        host: The name of its host.
+        pid: Its process ID.
+        note: Its message to the other processes.
+    """
+
+    identity: str
+    run: str
+    num_processes: int
+    rank: int
+    host: str
+    pid: int
+    note: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+HELLO = TypeAdapter(Hello)
+
+
+def introduce(job: Job, run: str, note: dict[str, Any]) -> Hello:
+    """Returns the introduction of this process."""
+    return Hello(job.identity, run, job.num_processes, job.process_id, socket.gethostname(), os.getpid(), note)
+
+
+def encode(**values: Any) -> bytes:
+    """Returns a message: a line of JSON."""
+    return json.dumps({"is": MAGIC, **values}).encode() + b"\n"
+
+
+def decode(text: bytes) -> dict[str, Any] | None:
+    """Parses a line; returns None if it is not a message."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) and values.get("is") == MAGIC else None
+
+
+def send(connection: socket.socket, **values: Any) -> None:
+    """Sends a message; a process that has left is detected when its connection is read."""
+    with suppress(OSError):
+        connection.sendall(encode(**values))
+
+
+def read_hello(connection: socket.socket) -> Hello | None:
+    """Reads the introduction of a process; returns None if the peer is foreign or has left."""
+    with suppress(OSError, ValidationError), connection.makefile("rb") as lines:
+        message = decode(lines.readline(MAX_BYTES)) or {}
+        return HELLO.validate_python(message.get("hello"), strict=True)
+    return None
 
 
 class Rendezvous(NamedTuple):
@@ -62,13 +133,16 @@ class Rendezvous(NamedTuple):
     bind: Address | None
 
 
+Check = Callable[[Rendezvous], None]
+
+
 def join_rendezvous(
     job: Job,
     *,
     seconds: float,
     run: str = "",
     note: dict[str, Any] | None = None,
-    check: Callable[[Rendezvous], None] = lambda rendezvous: None,
+    check: Check = lambda rendezvous: None,
     share: bool = False,
     say: Say,
 ) -> Rendezvous:
@@ -88,24 +162,23 @@ def join_rendezvous(
         PortTaken: Another program listens at the coordinator's address.
         UserError: The address is unknown, this process does not belong to the run, or `check` failed.
     """
-    mine = Hello.mine(job.identity, run, job.num_processes, job.process_id, note or {})
+    return _meet(job, introduce(job, run, note or {}), seconds, say, check, share=share)
+
+
+def announce_failure(job: Job, reason: str, *, say: Say) -> None:
+    """Notifies the other processes of a run that this one cannot start, so that they do not wait for it."""
+    with suppress(UserError, ProcessesMissing, PortTaken, OSError):
+        _meet(job, introduce(job, "", {FAILED: reason}), REFUSING_SECONDS, say)
+
+
+def _meet(
+    job: Job, mine: Hello, seconds: float, say: Say, check: Check = lambda _: None, *, share: bool = False
+) -> Rendezvous:
     if job.process_id:
         return Participant(job, mine, seconds, say).join()
     listening = _listen(job, seconds)
     with closing(listening.socket):
         return Coordinator(job, mine, listening, seconds, say).gather(check, share)
-
-
-def announce_failure(job: Job, reason: str, *, say: Say) -> None:
-    """Notifies the other processes of a run that this one cannot start, so that they do not wait for it."""
-    mine = Hello.mine(job.identity, "", job.num_processes, job.process_id, {FAILED: reason})
-    with suppress(UserError, ProcessesMissing, PortTaken, OSError):
-        if job.process_id:
-            Participant(job, mine, REFUSING_SECONDS, say).join()
-        else:
-            listening = _listen(job, REFUSING_SECONDS)
-            with closing(listening.socket):
-                Coordinator(job, mine, listening, REFUSING_SECONDS, say).gather(lambda rendezvous: None, share=False)
 
 
 def _listen(job: Job, seconds: float) -> Listening:
@@ -168,7 +241,7 @@ class Participant:
         while True:
             if connection := self._connect():
                 with closing(connection):
-                    rendezvous = self._wait(Connection(connection))
+                    rendezvous = self._wait(connection)
                 if rendezvous is not None:
                     return rendezvous
             now = time.monotonic()
@@ -196,26 +269,24 @@ class Participant:
         self._foreign_since = None
         return None
 
-    def _wait(self, connection: Connection) -> Rendezvous | None:
+    def _wait(self, connection: socket.socket) -> Rendezvous | None:
         """Introduces this process and waits for its release; returns None if the connection is lost."""
         hello = self._mine._replace(note={**self._mine.note, "time": time.time()})
-        connection.send(encode(hello=hello._asdict()))
-        heard, welcome = time.monotonic(), False
-        while not connection.is_closed and not connection.is_foreign:
-            connection.socket.settimeout(STATUS_SECONDS)
-            for message in connection.read():
-                heard = time.monotonic()
+        is_welcome = False
+        with suppress(OSError), connection.makefile("rb") as lines:
+            connection.settimeout(SILENT_SECONDS / 3)
+            connection.sendall(encode(hello=hello._asdict()))
+            while (message := decode(lines.readline(MAX_BYTES))) is not None:
                 if "refused" in message:
                     raise UserError(str(message["refused"]))
                 if "late" in message:
                     raise ProcessesMissing(str(message["late"]))
                 if "go" in message:
                     return Rendezvous(*(message.get(name, []) for name in ("hosts", "notes", "skews")), bind=None)
-                welcome = True
-            if time.monotonic() - heard > (SILENT_SECONDS if welcome else SILENT_SECONDS / 3):
-                break
+                is_welcome = True
+                connection.settimeout(SILENT_SECONDS)
         self._reason = "the connection was lost"
-        if not welcome:
+        if not is_welcome:
             self._check_foreign()
         return None
 
@@ -238,13 +309,11 @@ class Coordinator:
         self._job, self._mine, self._listening, self._seconds, self._say = job, mine, listening, seconds, say
         self._begin = self._reported = time.monotonic()
         self._status = 0.0
-        self._unknown: dict[Connection, float] = {}
-        self._present: dict[int, tuple[Hello, Connection | None]] = {0: (mine, None)}
+        self._present: dict[int, tuple[Hello, socket.socket | None]] = {0: (mine, None)}
         self._skews = {0: 0.0}
-        self._refused: set[str] = set()
         self._selector = selectors.DefaultSelector()
 
-    def gather(self, check: Callable[[Rendezvous], None], share: bool) -> Rendezvous:
+    def gather(self, check: Check, share: bool) -> Rendezvous:
         """Waits until all processes are there and releases them; raises as `join_rendezvous` does."""
         allow_connections(self._job.num_processes)
         self._listening.socket.setblocking(False)
@@ -254,53 +323,47 @@ class Coordinator:
                 self._refuse_all(reason, {0}, self._job.num_processes)
             while len(self._present) < self._job.num_processes:
                 for key, _ in self._selector.select(STATUS_SECONDS / 2):
-                    self._receive(key.data)
+                    self._receive(cast(socket.socket, key.fileobj))
                 self._check_time()
             return self._release(check, share)
         finally:
-            for connection in [*self._unknown, *(each for _, each in self._present.values() if each)]:
-                self._end(connection)
+            for key in [*self._selector.get_map().values()]:
+                self._close(cast(socket.socket, key.fileobj))
             self._selector.close()
 
-    def _receive(self, connection: Connection | None) -> None:
-        """Accepts a new connection (None), or reads from one."""
-        if connection is None:
+    def _receive(self, connection: socket.socket) -> None:
+        """Accepts a new connection, or reads from one; a process sends only its introduction before it leaves."""
+        if connection is self._listening.socket:
             with suppress(OSError):
-                accepted, _ = self._listening.socket.accept()
-                accepted.setblocking(False)
-                connection = Connection(accepted)
-                self._selector.register(accepted, selectors.EVENT_READ, connection)
-                self._unknown[connection] = time.monotonic()
+                accepted, _ = connection.accept()
+                accepted.settimeout(READ_SECONDS)
+                self._selector.register(accepted, selectors.EVENT_READ)
             return
-        messages = connection.read()
-        if connection in self._unknown:
-            hello = parse_hello(messages[0]) if messages else None
-            if hello is not None:
-                del self._unknown[connection]
-                self._accept(hello, connection)
-            elif connection.is_closed or connection.is_foreign or messages:
-                del self._unknown[connection]
-                self._end(connection)
+        known = [(rank, hello) for rank, (hello, each) in self._present.items() if each is connection]
+        hello = None if known else read_hello(connection)
+        if hello is not None:
+            self._accept(hello, connection)
+            return
+        self._close(connection)
+        for rank, left in known:
+            del self._present[rank]
+            self._say(f"rank {rank} ({left}) has left before all were there")
 
-    def _end(self, connection: Connection) -> None:
-        with suppress(KeyError, ValueError):
-            self._selector.unregister(connection.socket)
+    def _close(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
         connection.close()
 
-    def _accept(self, hello: Hello, connection: Connection) -> None:
+    def _accept(self, hello: Hello, connection: socket.socket) -> None:
         if reason := self._run_problem(hello):
-            connection.send(encode(refused=reason))
-            self._end(connection)
+            send(connection, refused=reason)
             self._present.pop(hello.rank, None)
             self._refuse_all(reason, {hello.rank}, hello.num_processes)
         if reason := self._process_problem(hello):
-            connection.send(encode(refused=reason))
-            self._end(connection)
-            if reason not in self._refused:
-                self._refused.add(reason)
-                self._say(f"refused a process: {reason}")
+            send(connection, refused=reason)
+            self._close(connection)
+            self._say(f"refused a process: {reason}")
             return
-        connection.send(encode(welcome=True))
+        send(connection, welcome=True)
         self._present[hello.rank] = (hello, connection)
         sent = hello.note.get("time")
         self._skews[hello.rank] = sent - time.time() if isinstance(sent, int | float) else 0.0
@@ -308,14 +371,10 @@ class Coordinator:
     def _process_problem(self, hello: Hello) -> str:
         """Returns the reason to refuse one process, or ""."""
         mine = self._mine
-        if hello.identity != mine.identity or hello.run != mine.run:
-            theirs, ours = (
-                " ".join(filter(None, (each.run and f"run.dir {each.run}", each.identity and f"job {each.identity}")))
-                for each in (hello, mine)
-            )
+        if (hello.identity, hello.run) != (mine.identity, mine.run):
             return (
-                f"{hello} belongs to another run ({theirs or 'unknown'}) than rank 0 at {self._job.address} "
-                f"({ours or 'unknown'}; {mine}). Give each run its own address."
+                f"{hello} belongs to another run ({hello.run} {hello.identity}) than rank 0 at {self._job.address} "
+                f"({mine.run} {mine.identity}; {mine}). Give each run its own address."
             )
         if hello.rank in self._present:
             return (
@@ -350,7 +409,7 @@ class Coordinator:
         Raises:
             UserError: Always.
         """
-        self._send(encode(refused=reason))
+        self._send(refused=reason)
         known, begin = {*refused, *self._present}, time.monotonic()
         fewer, more = sorted([num_processes, self._job.num_processes])
         self._listening.socket.settimeout(STATUS_SECONDS)
@@ -361,38 +420,28 @@ class Coordinator:
                 accepted, _ = self._listening.socket.accept()
                 with closing(accepted):
                     accepted.settimeout(STATUS_SECONDS)
-                    messages = Connection(accepted).read()
-                    hello = parse_hello(messages[0]) if messages else None
+                    hello = read_hello(accepted)
                     if hello is not None and hello.identity == self._mine.identity:
-                        accepted.sendall(encode(refused=reason))
+                        send(accepted, refused=reason)
                         known.add(hello.rank)
         raise UserError(reason)
 
     def _check_time(self) -> None:
-        """Drops lost and foreign connections, sends the missing ranks, and raises after the timeout."""
-        now = time.monotonic()
-        for connection, since in list(self._unknown.items()):
-            if now - since > FOREIGN_SECONDS:
-                del self._unknown[connection]
-                self._end(connection)
-        for rank, (hello, connection) in list(self._present.items()):
-            if connection and connection.is_closed:
-                del self._present[rank]
-                self._end(connection)
-                self._say(f"rank {rank} ({hello}) has left before all were there")
+        """Reports missing ranks, shows the others that this process is alive, and raises after the timeout."""
         missing = [rank for rank in range(self._job.num_processes) if rank not in self._present]
         if not missing:
             return
+        now = time.monotonic()
         if now - self._begin > self._seconds:
             reason = self._timeout_message(missing)
-            self._send(encode(late=reason))
+            self._send(late=reason)
             raise ProcessesMissing(reason)
         if now - self._reported > PROGRESS_SECONDS:
             self._reported = now
             self._say(f"waiting for {self._describe(missing)} at {self._job.address} ({now - self._begin:.0f} s)")
         if now - self._status > STATUS_SECONDS:
             self._status = now
-            self._send(encode(missing=missing))
+            self._send(welcome=True)
 
     def _describe(self, missing: list[int]) -> str:
         """Returns the missing ranks, with their hosts if known."""
@@ -405,31 +454,19 @@ class Coordinator:
         return f"{ranks(missing)} (nothing came from {_join(silent)})" if nothing else ranks(missing)
 
     def _timeout_message(self, missing: list[int]) -> str:
-        listening, announced, hint = self._listening, self._job.address, ""
-        assert announced is not None
-        if not listening.announced:
-            hint = (
-                f" Process 0 listened at {listening.bind}, because {announced.host} does not resolve to an address of "
-                f"its host {socket.gethostname()} that other hosts can reach: set one (SPMDKIT_JOB_ADDRESSES)."
-            )
-        elif is_loopback(listening.bind.host) and not announced.is_loopback:
-            hint = (
-                f" {announced.host} resolves to {listening.bind.host} on this host, so only processes of this "
-                "host reach process 0. For several hosts, use its IP address (SPMDKIT_JOB_ADDRESSES; with --on ssh, "
-                "`address` in the hosts file)."
-            )
         return (
             f"{self._describe(missing).capitalize()} did not come within {self._seconds:.0f} s (timeouts.rendezvous); "
-            f"{len(self._present)} of {self._job.num_processes} processes did, at {self._job.address}.{hint} Check "
-            "that they were started, their logs, and that their hosts reach this one."
+            f"{len(self._present)} of {self._job.num_processes} processes did, at {self._job.address}, where process 0 "
+            f"listened at {self._listening.bind}. Check that they were started, their logs, and that their hosts reach "
+            "this address (SPMDKIT_JOB_ADDRESSES; with --on ssh, `address` in the hosts file)."
         )
 
-    def _send(self, text: bytes) -> None:
-        for _, connection in list(self._present.values()):
+    def _send(self, **values: Any) -> None:
+        for _, connection in self._present.values():
             if connection:
-                connection.send(text)
+                send(connection, **values)
 
-    def _release(self, check: Callable[[Rendezvous], None], share: bool) -> Rendezvous:
+    def _release(self, check: Check, share: bool) -> Rendezvous:
         """Closes the socket for JAX's coordinator, then releases all processes."""
         hellos = [self._present[rank][0] for rank in range(self._job.num_processes)]
         skews = [self._skews[rank] for rank in range(self._job.num_processes)]
@@ -438,23 +475,19 @@ class Coordinator:
         try:
             check(rendezvous)
         except UserError as error:
-            self._send(encode(refused=str(error)))
+            self._send(refused=str(error))
             raise
-        self._selector.unregister(self._listening.socket)
-        self._listening.socket.close()
-        self._send(encode(go=True, **(rendezvous._replace(bind=None)._asdict() if share else {})))
+        self._close(self._listening.socket)
+        self._send(go=True, **(rendezvous._replace(bind=None)._asdict() if share else {}))
         return rendezvous
 
 
 def allow_connections(count: int) -> None:
     """Raises the limit of open files to one connection per process, as far as the host allows."""
-    with suppress(ImportError, ValueError, OSError):
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = count + SPARE_FILES
-        if 0 <= soft < wanted:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard) if hard >= 0 else wanted, hard))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + SPARE_FILES if hard == resource.RLIM_INFINITY else min(count + SPARE_FILES, hard)
+    if 0 <= soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _join(names: list[str]) -> str:

@@ -23,7 +23,7 @@ MAX_WAIT_SECONDS = 60.0
 
 
 class NotNow(RuntimeError):
-    """An attempt cannot be made now, but perhaps later."""
+    """A run cannot start now, because a host or a cluster does not answer; the same command may work later."""
 
     exit_code = TRY_AGAIN
 
@@ -69,7 +69,6 @@ def run_attempts(
     refuse_if_in_use(directory)
     created = [each for each in (logs, directory, *directory.parents) if not each.exists()]
     config_time = _read_config_time(logs.parent)
-    make_directory(logs)
     policy = Restarts(logs.parent / "checkpoints", restarts)
     while True:
         try:
@@ -78,6 +77,7 @@ def run_attempts(
             announce(str(error))
             outcome = Outcome((Exit(0, TRY_AGAIN),), None, ([str(error)],))
         else:
+            make_directory(logs)
             announce(f"{text}, output in {logs}")
             outcome = read(run_processes(starts, logs, stop=stop))
             was_removed = outcome.exit_code == INVALID_INPUT and remove_created(created, logs, config_time)

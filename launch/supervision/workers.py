@@ -6,7 +6,6 @@ seconds. Each process leads its own process group, so that a signal reaches ever
 """
 
 import ctypes
-import errno
 import os
 import signal
 import socket
@@ -17,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -74,8 +72,7 @@ class Start(NamedTuple):
     relay: Callable[..., None] = relay
 
 
-@dataclass(kw_only=True, frozen=True)
-class Worker:
+class Worker(NamedTuple):
     """A running process, its last lines, and the threads that copy its output."""
 
     rank: int
@@ -231,16 +228,7 @@ def start_worker(rank: int, start: Start, logs: Path, guard: subprocess.Popen[by
     )
     for thread in threads:
         thread.start()
-    return Worker(
-        rank=rank,
-        process=process,
-        out=out,
-        err=err,
-        log=log,
-        threads=threads,
-        signals=start.signals,
-        writers=writers,
-    )
+    return Worker(rank, process, out, err, log, threads, start.signals, writers)
 
 
 def watch(worker: Worker, events: SimpleQueue) -> None:
@@ -316,35 +304,14 @@ def bind_to_parent() -> bool:
 
 
 def free_port() -> int:
-    """Finds a port on which nothing on this machine listens. Use a new one for every attempt of a run.
+    """Finds a port on which nothing on this machine listens, on IPv4 and IPv6.
 
-    JAX's coordinator binds with SO_REUSEPORT: two runs that share a port do not fail but abort each other. Therefore,
-    this function binds the port exclusively, on all interfaces, IPv4 and IPv6, and closes it again.
-
-    Raises:
-        OSError: Twenty ports in a row were taken on one of the two.
+    Use a new one for every attempt of a run. JAX's coordinator binds with SO_REUSEPORT: two runs that share a port do
+    not fail but abort each other. Therefore, this function binds the port exclusively, and closes it again.
     """
-    for _ in range(20):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.bind(("", 0))
-            port = probe.getsockname()[1]
-            if _is_free_on_ipv6(port):
-                return port
-    raise OSError(errno.EADDRINUSE, "no port is free on both IPv4 and IPv6")
-
-
-def _is_free_on_ipv6(port: int) -> bool:
-    """Returns whether a port can be bound exclusively on IPv6; on a machine without IPv6, every port is free."""
-    if not socket.has_ipv6:
-        return True
     try:
-        probe = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
-    except OSError:
-        return True
+        probe = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    except (OSError, ValueError):  # a machine without IPv6
+        probe = socket.create_server(("", 0))
     with probe:
-        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        try:
-            probe.bind(("::", port))
-        except OSError as error:
-            return error.errno == errno.EADDRNOTAVAIL
-    return True
+        return probe.getsockname()[1]

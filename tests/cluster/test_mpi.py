@@ -3,15 +3,13 @@
 import os
 import signal
 import subprocess
-import time
 
 import pytest
-from support.processes import assert_nothing_left, list_command_lines
+from support.processes import assert_nothing_left, list_command_lines, wait_for_step
 from support.runs import (
     assert_same_arrays,
     command,
     environment,
-    losses,
     metrics,
     source_module,
     spmdkit,
@@ -61,11 +59,7 @@ def started(config, folder) -> subprocess.Popen[str]:
         text=True,
         process_group=0,
     )
-    deadline = time.monotonic() + 90
-    while not (folder / "metrics.jsonl").exists() or len(losses(folder)) < 5:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for_step(folder.parent, 5, process)
     return process
 
 

@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
-from support.remote import SSHD, Keys, Server, assert_all_gone, command_line, descendants, free_port, stat_fields
+from support.processes import assert_gone, wait_for_step
+from support.remote import SSHD, Keys, Server, command_line, descendants, stat_fields
 from support.runs import QUICK, command, environment, losses, metrics, spmdkit, trained, write_config
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.multiprocess]
@@ -45,7 +45,7 @@ def servers(tmp_path, keys):
     for server in started:
         under = list(server.processes())
         server.stop()
-        assert_all_gone(under)
+        assert_gone(*under, seconds=30)
 
 
 def write_hosts(folder: Path, keys: Keys, hosts: list[dict], **more) -> Path:
@@ -65,18 +65,6 @@ def launch(config: Path, hosts: Path, *more: str) -> subprocess.Popen[str]:
         text=True,
         process_group=0,
     )
-
-
-def wait_for_step(folder: Path, number: int, process: subprocess.Popen, seconds: float = 200) -> None:
-    """Waits until a step is in the log."""
-    deadline = time.monotonic() + seconds
-    path = folder / "run" / "metrics.jsonl"
-    while time.monotonic() < deadline:
-        if path.exists() and len(path.read_text().splitlines()) >= number:
-            return
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
-    raise AssertionError(f"step {number} did not come")
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +112,7 @@ def test_leaves_no_process_on_any_host(killed, servers, keys, tmp_path):
     assert sum("-m spmdkit train" in line for server in (first, second) for line in server.processes().values()) == 2
     os.kill(victim(killed, process, second), signal.SIGKILL)
     printed, _ = process.communicate(timeout=100)
-    assert_all_gone(there)
+    assert_gone(*there, seconds=30)
     assert process.returncode == (-9 if killed == "launcher" else 75), printed
     if killed in ("ssh", "session", "agent"):
         assert "spmdkit launch: rank 1 failed first: exit code 75." in printed
@@ -145,7 +133,7 @@ def test_silent_connection_counts_as_lost(servers, keys, tmp_path):
         printed, _ = process.communicate(timeout=120)
         assert process.returncode == 75, printed
         assert "error: the connection to host 127.0.0.2 was lost (ssh: Timeout, server 127.0.0.2 not " in printed
-        assert_all_gone([worker], seconds=60)
+        assert_gone(worker, seconds=60)
     finally:
         os.kill(session, signal.SIGKILL)
 
@@ -188,7 +176,7 @@ def test_spare_replaces_lost_host(undisturbed, servers, keys, tmp_path):
     wait_for_step(tmp_path, 25, process)
     there = list(second.processes())
     second.die()
-    assert_all_gone(there)
+    assert_gone(*there, seconds=30)
     printed, _ = process.communicate(timeout=250)
     assert process.returncode == 0, printed
     assert "error: the connection to host 127.0.0.2 was lost" in printed
@@ -196,18 +184,6 @@ def test_spare_replaces_lost_host(undisturbed, servers, keys, tmp_path):
     assert "127.0.0.3 replaces it" in printed
     assert "2 processes: 127.0.0.1 rank 0, 127.0.0.3 rank 1, coordinator 127.0.0.1:" in printed
     assert losses(tmp_path / "run") == losses(undisturbed)
-
-
-def test_retries_host_without_spare(servers, keys, tmp_path):
-    config = write_config(tmp_path, **LONG)
-    first, second = servers(2)
-    process = launch(config, write_hosts(tmp_path, keys, [first.entry, second.entry]), "--restarts", "1")
-    wait_for_step(tmp_path, 3, process)
-    second.die()
-    printed, _ = process.communicate(timeout=100)
-    assert process.returncode == 75, printed
-    assert printed.count("spmdkit launch: host 127.0.0.2 does not answer") == 1
-    assert "not restarted: 1 restarts made no newer checkpoint" in printed
 
 
 def other_python(folder: Path, **versions: str) -> str:
@@ -224,27 +200,24 @@ def other_python(folder: Path, **versions: str) -> str:
 
 def test_reports_host_mistakes_before_starting(servers, keys, tmp_path):
     """One host for each; all of them at once, each with its name."""
-    first, second, third, fourth, fifth = servers(5)
+    first, second, third, fourth = servers(4)
     config = write_config(tmp_path)
     (tmp_path / "elsewhere").mkdir()
-    more = ("run.dir=new", "strategy={data: 6}", "train.global_batch=12")
     (tmp_path / "elsewhere" / "tiny.yaml").write_text("train: {steps: 1}\n")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     hosts = write_hosts(
         tmp_path,
         keys,
         [
             {**first.entry, "python": "/no/such/python"},
-            {**second.entry, "python": str(tmp_path / "bare" / "bin" / "python")},
-            {**third.entry, "python": other_python(tmp_path, jax="0.1", spmdkit="9.9")},
-            {**fourth.entry, "directory": "/no/such/folder"},
-            {**fifth.entry, "directory": str(tmp_path / "elsewhere")},
-            {"name": "no-such-host.invalid"},
+            {**second.entry, "python": other_python(tmp_path, jax="0.1")},
+            {**third.entry, "directory": "/no/such/folder"},
+            {**fourth.entry, "directory": str(tmp_path / "elsewhere")},
         ],
         simulate=1,
     )
+    words = ("run.dir=new", "strategy={data: 4}", "train.global_batch=8", "--on", f"ssh:{hosts}")
     ended = subprocess.run(
-        command("launch", config.name, *more, "--on", f"ssh:{hosts}"),
+        command("launch", config.name, *words),
         env=environment(),
         cwd=tmp_path,
         capture_output=True,
@@ -252,43 +225,28 @@ def test_reports_host_mistakes_before_starting(servers, keys, tmp_path):
         timeout=200,
     )
     assert ended.returncode == 2, ended.stderr
-    said = ended.stderr
-    assert said.startswith("error: 8 problems with the hosts of ")
-    assert "  127.0.0.1: there is no /no/such/python (" in said
-    assert f"  127.0.0.2: {tmp_path}/bare/bin/python lacks spmdkit. Install it there" in said
-    assert "  127.0.0.3: spmdkit is 9.9 there and " in said
-    assert "  127.0.0.3: jax is 0.1 there and " in said
-    assert "  127.0.0.4: missing directory /no/such/folder (No such file or directory)." in said
-    assert "  127.0.0.5: the config tiny.yaml is a different file there, relative to " in said
-    assert "  127.0.0.5: run.dir new is not the directory of this machine" in said
-    assert "  no-such-host.invalid: its name cannot be resolved." in said
+    for said in (
+        "error: 5 problems with the hosts:",
+        "  127.0.0.1: /no/such/python cannot run there (exit code 127: ",
+        "  127.0.0.2: jax is 0.1 there and ",
+        "  127.0.0.3: missing directory /no/such/folder (No such file or directory).",
+        "  127.0.0.4: the config tiny.yaml is a different file there, relative to ",
+        "  127.0.0.4: run.dir new is not the directory of this machine",
+    ):
+        assert said in ended.stderr
     assert not (tmp_path / "new").exists()
     assert not list(tmp_path.glob(".spmdkit-*"))
 
 
-def test_reports_refused_login_and_unknown_host(servers, keys, tmp_path):
+def test_reports_unknown_host_key(servers, keys, tmp_path):
     first, second = servers(2)
     config = write_config(tmp_path)
     (keys.folder / "known_hosts").write_text((keys.folder / "known_hosts").read_text().splitlines()[0] + "\n")
-    (tmp_path / "others").mkdir()
-    stranger = Keys(tmp_path / "others")
     hosts = write_hosts(tmp_path, keys, [first.entry, second.entry])
     ended = spmdkit("launch", config, "--on", f"ssh:{hosts}")
     assert ended.returncode == 2
-    assert "error: 1 problem with the hosts of " in ended.stderr
-    assert "  127.0.0.2: its key is unknown. Connect once by hand and accept it" in ended.stderr
-    stranger.know(first)
-    hosts = write_hosts(tmp_path, stranger, [first.entry], simulate=8)
-    ended = spmdkit("launch", config, "--on", f"ssh:{hosts}")
-    assert ended.returncode == 2
-    assert "  127.0.0.1: it refuses the login. Add your public key to ~/.ssh/authorized_keys there" in ended.stderr
-
-
-def test_unreachable_host_exits_with_75(servers, keys, tmp_path):
-    (first,) = servers(1)
-    absent = {"name": "127.0.0.9", "port": free_port("127.0.0.9")}
-    config = write_config(tmp_path)
-    ended = spmdkit("launch", config, "--on", f"ssh:{write_hosts(tmp_path, keys, [first.entry, absent])}")
-    assert ended.returncode == 75
-    assert ended.stderr.startswith("error: host 127.0.0.9 does not answer (ssh: connect to host 127.0.0.9 port ")
-    assert not (tmp_path / "run").exists()
+    assert "error: 1 problem with the hosts:" in ended.stderr
+    assert (
+        "  127.0.0.2: ssh cannot log in (Host key verification failed.). Correct it until `ssh 127.0.0.2` logs in"
+        in ended.stderr
+    )

@@ -95,14 +95,14 @@ def test_rejects_second_job_on_one_address(processes, tmp_path):
     """The second is refused, and the first trains."""
     address = here()
     other = f"run.dir={tmp_path / 'other'}"
-    first = [processes.start(0, address, rendezvous=120)]
+    first = [processes.start(0, address, rendezvous=300)]
     wait_until_listening(address)
     code, printed = ended(processes.start(0, address, other))
     assert (code, "is in use on" in printed) == (75, True), printed
     code, printed = ended(processes.start(1, address, other))
     assert (code, "belongs to another run" in printed) == (2, True), printed
     assert not (tmp_path / "other").exists()
-    first.append(processes.start(1, address, rendezvous=120))
+    first.append(processes.start(1, address, rendezvous=300))
     for process in first:
         code, printed = ended(process)
         assert code == 0, printed
@@ -139,7 +139,7 @@ def test_slow_reader_outlasts_gloo_timeout(processes, tmp_path):
     assert "waiting for rank 1 at 'the folder of the run was read'" in printed[0][1]
 
 
-def wait_until_listening(address: str, seconds: float = 60) -> None:
+def wait_until_listening(address: str, seconds: float = 180) -> None:
     host, _, port = address.rpartition(":")
     deadline = time.monotonic() + seconds
     while True:

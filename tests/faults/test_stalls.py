@@ -1,7 +1,4 @@
-"""A process that hangs or is stopped: noticed within the deadline, named, restarted (row 5).
-
-`tests/multiprocess/test_hangs.py` has processes without a launcher.
-"""
+"""A process that hangs or is stopped: noticed within the deadline, named, restarted (row 5)."""
 
 import re
 

@@ -1,48 +1,15 @@
 """`spmdkit launch` on this machine: what its workers are given, and what it says where one cannot start."""
 
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from spmdkit.launch.cli import main
 from spmdkit.launch.local import LocalTarget, worker_environment
-
-TINY = """
-run: {simulate: 4, log_every: 1}
-model: {name: mlp, features: 64, classes: 10, widths: [32]}
-data: {source: synthetic}
-strategy: {fsdp: {size: 2, floor_bytes: 1KiB}, data: 2}
-train: {steps: 6, global_batch: 8}
-eval: {every: 0, batches: 2}
-checkpoint: {every: 0}
-sample: {length: 0}
-"""
-
-BAD_MODEL = """
-import os, time
-
-def make(**options):
-    if os.environ["SPMDKIT_PROCESS_ID"] == "1":
-        raise KeyError("mine")
-    time.sleep(60)
-"""
-
-
-def spmdkit(*arguments: str | Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "spmdkit", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280)
-
-
-@pytest.fixture
-def config(tmp_path) -> Path:
-    path = tmp_path / "tiny.yaml"
-    path.write_text(TINY)
-    return path
+from support.runs import spmdkit, write_config
 
 
 def test_environment_of_a_worker(monkeypatch):
-    monkeypatch.setenv("no_proxy", "example.org")
     monkeypatch.setenv("KERAS_DISTRIBUTION_PROCESS_ID", "7")
     environment = worker_environment("127.0.0.1:1234", LocalTarget(2, 4), 1)
     assert {key: value for key, value in environment.items() if key.startswith(("SPMDKIT_", "KERAS_DIST"))} == {
@@ -53,36 +20,14 @@ def test_environment_of_a_worker(monkeypatch):
         "SPMDKIT_BOUND": str(os.getpid()),
         "SPMDKIT_RELAYED": "1",
     }
-    assert environment["NO_PROXY"] == "example.org,127.0.0.1"
 
 
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.multiprocess
-def test_names_the_failing_worker(config, tmp_path):
-    (tmp_path / "bad.py").write_text(BAD_MODEL)
-    ended = spmdkit("launch", config, "model={name: 'bad:make'}", f"run.dir={tmp_path}/run", "--on", "local:2x2")
-    assert ended.returncode == 2
-    *_, words, last = ended.stderr.splitlines()
-    assert words.startswith(f"  error: model.name='bad:make' fails in {tmp_path}/bad.py, line 6")
-    assert words.endswith("KeyError: 'mine'")
-    assert last.startswith("spmdkit launch: rank 1 failed first: exit code 2. Its last lines are above")
-    assert ended.stderr.count("bad.py, line 6") == 1
-
-
-@pytest.mark.slow
-def test_invalid_config_starts_no_process(config, tmp_path):
-    ended = spmdkit("launch", config, f"run.dir={tmp_path}/run", "--on", "local:2x3")
-    assert ended.returncode == 2
-    assert "2 processes with 3 devices each give 6: 4 != 6" in ended.stderr
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_mistake_found_by_a_worker_leaves_no_trace(config, tmp_path):
-    ended = spmdkit("launch", config, "train.global_batch=10000", f"run.dir={tmp_path}/runs/new", "--on", "local:2x2")
+def test_mistake_found_by_a_worker_leaves_no_trace(tmp_path):
+    config = write_config(tmp_path)
+    ended = spmdkit("launch", config, "train.global_batch=10000", f"run.dir={tmp_path}/runs/new", "--on", "local:2x4")
     assert ended.returncode == 2
     *_, words, last = ended.stderr.splitlines()
     assert words.startswith("  error: train.global_batch=10000 rows, but")
@@ -91,20 +36,12 @@ def test_mistake_found_by_a_worker_leaves_no_trace(config, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
-def test_dry_run_prints_commands_and_starts_nothing(config, tmp_path):
-    ended = spmdkit("launch", config, f"run.dir={tmp_path}/run", "--on", "local:2x2", "--dry-run")
-    assert ended.returncode == 0, ended.stderr
-    lines = ended.stdout.splitlines()
-    assert [line.split(" -P ")[0].split() for line in lines] == [
-        [
-            "SPMDKIT_JOB_ADDRESSES=127.0.0.1:PORT",
-            "SPMDKIT_NUM_PROCESSES=2",
-            f"SPMDKIT_PROCESS_ID={rank}",
-            "SPMDKIT_SIMULATE=2",
-            sys.executable,
-        ]
-        for rank in range(2)
-    ]
-    assert all(line.endswith(f" -m spmdkit train {config} run.dir={tmp_path}/run") for line in lines)
+def test_dry_run_prints_commands_and_starts_nothing(tmp_path, capsys):
+    config = write_config(tmp_path)
+    assert main(["launch", str(config), "train.steps=3", "--on", "local:2x4", "--dry-run"]) == 0
+    variables = "SPMDKIT_JOB_ADDRESSES=127.0.0.1:PORT SPMDKIT_NUM_PROCESSES=2 SPMDKIT_PROCESS_ID={} SPMDKIT_SIMULATE=4"
+    command = f"{sys.executable} -P -m spmdkit train {config} train.steps=3"
+    assert capsys.readouterr().out.splitlines() == [f"{variables.format(rank)} {command}" for rank in range(2)]
+    assert main(["launch", str(config), "--on", "local:2x3"]) == 2
+    assert "2 processes with 3 devices each give 6" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -8,13 +8,13 @@ from spmdkit.configs import load_config
 from spmdkit.launch import mpi
 from spmdkit.launch.launchers import LaunchRequest, find_launcher
 from spmdkit.launch.mpi import (
-    MpirunFailed,
     MpiTarget,
     find_coordinator,
     find_first_failure,
     find_outcome,
     read_hostfile,
 )
+from spmdkit.launch.supervision.attempts import NotNow
 from spmdkit.launch.supervision.blame import Exit, Outcome
 from spmdkit.launch.supervision.output import TaggedOutput
 from support.runs import spmdkit, write_config
@@ -51,7 +51,7 @@ def test_parses_targets(hostfile):
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("mpi:0", "1 to 256 processes"), ("mpi:257", "1 to 256 processes"), ("mpi:nowhere", "missing file 'nowhere'")],
+    [("mpi:257", "1 to 256 processes"), ("mpi:nowhere", "missing file 'nowhere'")],
 )
 def test_rejects_invalid_targets(text, reason):
     with pytest.raises(ValueError, match=reason):
@@ -79,25 +79,12 @@ def test_command_line_with_options_of_the_config(tmp_path):
         "launch.prefix=[apptainer, exec, image.sif]",
         "launch.python=/opt/python",
     )
-    assert "MINE=a b" in words
-    assert words[words.index("MINE=a b") + 1 :][:5] == [
-        "bash",
-        "-c",
-        'module load cuda\nx="1 2"\nexec "$@"',
-        "bash",
-        "mpirun",
-    ]
+    at = words.index("MINE=a b")
+    assert words[at + 1 : at + 6] == ["bash", "-c", 'module load cuda\nx="1 2"\nexec "$@"', "bash", "mpirun"]
     assert words[words.index("MINE") - 1] == "-x"
+    options = ["--mca", "oob_tcp_if_include", "eth0", "apptainer", "exec", "image.sif", "/opt/python"]
     at = words.index("--mca")
-    assert words[at : at + 7] == [
-        "--mca",
-        "oob_tcp_if_include",
-        "eth0",
-        "apptainer",
-        "exec",
-        "image.sif",
-        "/opt/python",
-    ]
+    assert words[at : at + len(options)] == options
 
 
 def test_number_of_local_processes(tmp_path):
@@ -123,8 +110,6 @@ def test_find_coordinator(hostfile, monkeypatch):
     assert find_coordinator(two, MpiTarget(hostfile=str(hostfile)), "7") == "here.example.org:7", (
         "others do not reach localhost"
     )
-    hostfile.write_text("localhost\nhere\n")
-    assert find_coordinator(two, MpiTarget(hostfile=str(hostfile)), "7") == "127.0.0.1:7"
 
 
 def test_a_hostfile_that_names_too_few(tmp_path, hostfile):
@@ -168,9 +153,7 @@ def test_outcome_is_that_of_the_ranks(tmp_path):
 def test_failure_of_mpirun_itself(tmp_path):
     with pytest.raises(ValueError, match=r"mpirun could not start the processes \(code 1\):\n  There are not enough"):
         ended(tmp_path, "There are not enough slots available in the system", 1)
-    with pytest.raises(
-        MpirunFailed, match=r"mpirun itself failed \(code 1\), not a process of the run:\n  ORTE was"
-    ) as e:
+    with pytest.raises(NotNow, match=r"mpirun itself failed \(code 1\), not a process of the run:\n  ORTE was") as e:
         ended(tmp_path, "ORTE was unable to reliably start one or more daemons.", 1)
     assert e.value.exit_code == 75
 

@@ -2,11 +2,10 @@
 
 import json
 import textwrap
-import time
 
 import pytest
 from support.processes import start, wait
-from support.runs import losses, state_arrays, trained, write_config
+from support.runs import losses, state_arrays, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 STEPS = 4000
@@ -103,26 +102,3 @@ def test_processes_agree_on_callback_requests(tmp_path):
     state = state_arrays(config, step)
     assert state["opt_state/1/factors/learning_rate"] == pytest.approx(0.9 ** asked[0]["scale"], rel=1e-4)
     assert state["opt_state/0/1/factors/last"] == asked[0]["train"] / 8
-
-
-@pytest.mark.long
-def test_stop_file_stops_both_processes(tmp_path):
-    config = write_config(
-        tmp_path, **SECTIONS, callbacks=[{"name": "stop_file", "seconds": 0}, {"name": "best_checkpoint"}]
-    )
-    processes = start(config, [[], []])
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) > 160):
-        assert processes[0].poll() is None, "it ended by itself"
-        time.sleep(0.05)
-    (tmp_path / "run" / "stop").touch()
-    ended = wait(processes, 60)
-    assert [each.code for each in ended] == [0, 0], [each.stderr for each in ended]
-    step = max(losses(tmp_path / "run"))
-    assert f"Stopped by the file {tmp_path}/run/stop after step {step} of {STEPS}; saved." in ended[0].stdout
-    assert 150 < step < STEPS
-    saved = {int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()}
-    assert step in saved
-    assert 150 in saved, "the best"
-    ended = trained("train", config, f"train.steps={step + 1}")
-    assert f"at step {step} of {step + 1}" in ended.stdout

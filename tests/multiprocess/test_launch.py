@@ -1,6 +1,5 @@
 """Several processes train as one does; when one fails, all end at once, and the same command goes on."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -8,8 +7,6 @@ from spmdkit.launch.cli import main
 from support.runs import (
     losses,
     metrics,
-    source_module,
-    spmdkit,
     state_arrays,
     trained,
     write_config,
@@ -17,19 +14,6 @@ from support.runs import (
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
-
-FAULTY = source_module(
-    """
-    import os, signal, time
-    from pathlib import Path
-    """,
-    take="""
-    if os.environ.get("FAULT") == "kill" and os.environ.get("SPMDKIT_PROCESS_ID") == "1" and self.taken == 9:
-        while not Path(__file__).with_name("run").joinpath("checkpoints", "4").exists():
-            time.sleep(0.05)  # batches are read ahead of the steps
-        os.kill(os.getpid(), signal.SIGKILL)
-    """,
-)
 
 
 @pytest.fixture(scope="module")
@@ -89,18 +73,3 @@ def test_fresh_in_several_processes(tmp_path):
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["2"]
     assert not (tmp_path / "run.old-2").exists()
     assert (folder / "logs" / "rank-0.log").read_text().startswith("what it said before\n--- ")
-
-
-@pytest.mark.faults
-def test_dead_run_restarts_automatically(tmp_path):
-    """Killed at the ninth batch, when step 4 is saved; it starts again from the newest checkpoint, to the same end."""
-    for folder in (tmp_path, tmp_path / "sound"):
-        folder.mkdir(exist_ok=True)
-        (folder / "faulty.py").write_text(FAULTY)
-    config, sound = (write_config(each, data={"source": "faulty:rows"}) for each in (tmp_path, tmp_path / "sound"))
-    trained("launch", sound, "--on", "local:2x4")
-    ended = spmdkit("launch", config, "--on", "local:2x4", "--restarts", "2", FAULT="kill")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stderr.count("rank 1 failed first: killed by SIGKILL") == 1
-    assert re.search(r"spmdkit launch: restarting (in 1 s )?from step [48]", ended.stderr)
-    assert metrics(tmp_path / "run") == metrics(sound.parent / "run")

@@ -1,45 +1,20 @@
 """A checkpoint written on 8 devices (fsdp 8) goes on anywhere, exactly."""
 
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from spmdkit.checkpoints.manager import Checkpoints
 from spmdkit.configs import load_config
-from spmdkit.launch.startup.worker import job_environment
-from spmdkit.launch.supervision.workers import Start, free_port, run_processes
 from spmdkit.layouts.paths import leaves_with_paths
 from spmdkit.mesh import DeviceMesh
 from spmdkit.parallel import build_step, lay_out
 from spmdkit.runtime.build_run import build
-from support.runs import assert_same_arrays, environment, losses, state_arrays, trained, write_config
+from support.runs import assert_same_arrays, losses, state_arrays, trained, write_config
 
 FSDP = {"fsdp": {"size": 8, "floor_bytes": 64}}
 WRITTEN, STEPS = 4, 8
-
-COPY = """
-import sys
-from pathlib import Path
-from spmdkit.configs import load_config
-from spmdkit.runtime.build_run import build, prepare_devices
-from spmdkit.checkpoints.manager import Checkpoints
-from spmdkit.launch.startup.worker import joins_processes
-config = load_config(sys.argv[1], sys.argv[4:], num_processes=2, simulate=int(sys.argv[3]))
-prepare_devices(config.run, config.precision, int(sys.argv[3]))
-with joins_processes(config.timeouts):
-    import jax
-    assert jax.process_count() == 2
-    abstract = build(config).step.abstract_state()
-    with Checkpoints(Path(config.run.dir) / "checkpoints", keep=1, abstract_state=abstract) as checkpoints:
-        state = checkpoints.restore()
-    kernel = state.params["layers"][0]["kernel"]
-    rows, columns = kernel.addressable_shards[0].data.shape
-    print(f"shard {rows} {columns};")  # in one write: Gloo writes to the same log
-    with Checkpoints(Path(sys.argv[2]), keep=1, abstract_state=abstract) as checkpoints:
-        checkpoints.save(4, state)
-"""
 
 
 def options(**sections) -> dict:
@@ -80,23 +55,6 @@ def test_fewer_devices_restore_it_exactly(mesh, written):
 
 def _rules(mesh: dict[str, int]) -> dict | None:
     return {"layers/0/kernel": [None, "fsdp"]} if "fsdp" in mesh else None
-
-
-@pytest.mark.long_cases("1-{data: 2}-64 32", "4-{fsdp: {size: 8, floor_bytes: 64}}-8 32")
-@pytest.mark.slow
-@pytest.mark.multiprocess
-@pytest.mark.parametrize(
-    ("devices", "strategy", "shard"), [(4, "{fsdp: {size: 8, floor_bytes: 64}}", "8 32"), (1, "{data: 2}", "64 32")]
-)
-def test_two_processes_restore_it_exactly(devices, strategy, shard, written, tmp_path):
-    address = f"127.0.0.1:{free_port()}"
-    environments = [environment(**job_environment(address, 2, rank, devices)) for rank in range(2)]
-    copy = tmp_path / "copy"
-    command = [sys.executable, "-c", COPY, str(written), str(copy), str(devices), f"strategy={strategy}"]
-    outcome = run_processes([Start(command, each) for each in environments], tmp_path)
-    assert outcome.exit_code == 0, outcome.tails
-    assert f"shard {shard};" in (tmp_path / "rank-1.log").read_text()
-    assert_same_arrays(state_arrays(written, WRITTEN, copy), state_arrays(written, WRITTEN))
 
 
 @pytest.mark.long_cases("1 device", "2 processes x 1 device", "2 processes x 4 devices")

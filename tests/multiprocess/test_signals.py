@@ -3,10 +3,9 @@
 import os
 import signal
 import subprocess
-import time
 
 import pytest
-from support.processes import start, wait
+from support.processes import start, wait, wait_for_step
 from support.runs import assert_same_arrays, command, environment, losses, state_arrays, trained, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
@@ -20,18 +19,6 @@ def undisturbed(tmp_path_factory):
     config = write_config(tmp_path_factory.mktemp("undisturbed"), **OPTIONS)
     trained("train", config)
     return config
-
-
-def wait_for_step(folder, number, process, seconds=120):
-    """Waits until a step is in the log."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        path = folder / "run" / "metrics.jsonl"
-        if path.exists() and len(path.read_text().splitlines()) >= number:
-            return
-        assert process.poll() is None, "it ended by itself"
-        time.sleep(0.02)
-    raise AssertionError(f"step {number} did not come")
 
 
 def saved_step(folder) -> int:
@@ -85,26 +72,6 @@ def test_signal_to_one_of_two_saves(rank, undisturbed, tmp_path):
     assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_signal_to_launcher_saves(name, tmp_path):
-    config = write_config(tmp_path, **OPTIONS)
-    process = subprocess.Popen(
-        command("launch", config, "--on", "local:2x4"),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        process_group=0,
-    )
-    wait_for_step(tmp_path, 5, process)
-    process.send_signal(getattr(signal, name))
-    printed, _ = process.communicate(timeout=90)
-    assert process.returncode == 75, printed
-    step = saved_step(tmp_path)
-    assert f"Stopped by {name} to rank" in printed
-    assert f"after step {step} of {STEPS}; saved." in printed
-
-
 @pytest.mark.long
 def test_signal_during_compilation_writes_nothing(tmp_path):
     """There is nothing to save, and the run directory is as free as before."""
@@ -121,35 +88,3 @@ def test_signal_during_compilation_writes_nothing(tmp_path):
     assert "Stopped by SIGTERM after step 0" in printed
     assert not (tmp_path / "run" / "checkpoints").exists()
     assert not (tmp_path / "run" / "owner.json").exists()
-
-
-@pytest.mark.faults
-def test_second_signal_ends_immediately(tmp_path):
-    """The first is not answered here: the reader of the data stalls."""
-    config = write_config(tmp_path, **{**OPTIONS, "data": {"source": "stalls:rows"}})
-    (tmp_path / "stalls.py").write_text(
-        "import time\nfrom spmdkit.data import open_splits\nfrom spmdkit.data.config import DataConfig\n"
-        "class Stalls:\n"
-        "    def __init__(self, source): self.source, self.taken = source, 0\n"
-        "    def __len__(self): return len(self.source)\n"
-        "    def __getitem__(self, index): return self.source[index]\n"
-        "    def take(self, indices):\n"
-        "        self.taken += 1\n"
-        "        if self.taken > 20: time.sleep(600)\n"
-        "        return self.source.take(indices)\n"
-        "def rows(config):\n"
-        "    found = open_splits(DataConfig(source='synthetic'))\n"
-        "    return found._replace(train=Stalls(found.train))\n"
-    )
-    process = subprocess.Popen(
-        command("train", config), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    wait_for_step(tmp_path, 5, process)
-    time.sleep(1)
-    process.send_signal(signal.SIGTERM)
-    time.sleep(1)
-    assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    printed, _ = process.communicate(timeout=10)
-    assert process.returncode == 75
-    assert "ended by SIGTERM; the same command resumes from the latest checkpoint, if there is one" in printed

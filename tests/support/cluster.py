@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from spmdkit.configs import load_config
 from support.faults import JOURNAL, VARIABLE, Fault, Journal, to_json
+from support.processes import assert_gone
 
 TESTS = Path(__file__).resolve().parents[1]
 POLL_SECONDS = 0.02
@@ -134,8 +135,7 @@ class Cluster:
         with suppress(ProcessLookupError):
             self.launcher.kill()
         self.launcher.wait()
-        for pid in pids.values():
-            _wait_for_end(pid)
+        assert_gone(*pids.values())
 
 
 @contextmanager
@@ -147,7 +147,6 @@ def cluster(
     faults: Sequence[Fault] = (),
     overrides: Sequence[str] = (),
     restarts: int = 0,
-    fresh: bool = False,
     environment: Mapping[str, str] | None = None,
     journal: Path | None = None,
 ) -> Iterator[Cluster]:
@@ -160,7 +159,6 @@ def cluster(
         faults: The faults to inject, each once over all attempts.
         overrides: `key=value` arguments.
         restarts: The value of `--restarts`.
-        fresh: Passes `--fresh`.
         environment: All variables of the processes; this process's variables by default.
         journal: The journal file; pass that of an earlier run to continue it. A temporary file by default.
 
@@ -174,7 +172,7 @@ def cluster(
         variables = {VARIABLE: to_json(faults), JOURNAL: str(notes), "PYTHONPATH": str(TESTS)}
         with (output / "stdout").open("wb") as out, (output / "stderr").open("wb") as err:
             launcher = subprocess.Popen(
-                [sys.executable, "-P", "-m", "support.fault_worker", *words, *(["--fresh"] if fresh else [])],
+                [sys.executable, "-P", "-m", "support.fault_worker", *words],
                 env={**(os.environ if environment is None else environment), **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -186,17 +184,3 @@ def cluster(
             yield run
         finally:
             run.end()
-
-
-def _wait_for_end(pid: int, seconds: float = 10.0) -> None:
-    """Waits until a process has ended or is a zombie."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-            state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-        except (OSError, IndexError):
-            return
-        if state in "ZX":
-            return
-        time.sleep(POLL_SECONDS)

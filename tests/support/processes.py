@@ -85,6 +85,32 @@ def processes_of(text: str | Path) -> list[int]:
     return found
 
 
+def process_state(pid: int) -> str:
+    """The state letter of a process; "" if it has ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+    return "" if state in "ZX" else state
+
+
+def assert_gone(*pids: int, seconds: float = 20.0) -> None:
+    """Processes end; a zombie counts as gone."""
+    deadline = time.monotonic() + seconds
+    while left := [pid for pid in pids if process_state(pid)]:
+        assert time.monotonic() < deadline, f"still there: {left}"
+        time.sleep(0.02)
+
+
+def wait_for_step(folder: Path, number: int, process: subprocess.Popen, seconds: float = 200.0) -> None:
+    """Waits until a step is in the log of the run below a folder."""
+    path, deadline = folder / "run" / "metrics.jsonl", time.monotonic() + seconds
+    while not (path.exists() and len(path.read_text().splitlines()) >= number):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, f"step {number} did not come"
+        time.sleep(0.02)
+
+
 def wait_until_none_of(text: str | Path, seconds: float = 20.0) -> list[int]:
     """Waits until no process has a text among its arguments; gives those that still have."""
     deadline = time.monotonic() + seconds
@@ -123,8 +149,4 @@ def list_command_lines(folder: Path) -> list[str]:
 
 def assert_nothing_left(folder: Path, seconds: float = 15.0) -> None:
     """No process of a run is there, or all go within a few seconds."""
-    deadline = time.monotonic() + seconds
-    while list_command_lines(folder) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    left = list_command_lines(folder)
-    assert not left, "\n".join(left)
+    assert not wait_until_none_of(folder, seconds), "\n".join(list_command_lines(folder))

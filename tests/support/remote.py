@@ -6,11 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from spmdkit.launch.remote.client import FRAME, message
 from spmdkit.launch.remote.preflight import BOOTSTRAP
+from spmdkit.launch.startup.addresses import Address
+from spmdkit.launch.startup.rendezvous import wait_until_listening
+from support.processes import wait_for
 
 SSHD = "/usr/sbin/sshd"
 CONFIG = """
@@ -67,7 +69,7 @@ class Server:
             os.makedirs("/run/sshd", exist_ok=True)  # where its unprivileged part lives; nothing is written there
         words = [SSHD, "-D", "-E", str(folder / "log"), "-f", str(config)]
         self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
-        wait_until_it_listens(address, self.port)
+        wait_until_listening(Address(address, self.port))
         keys.know(self)
 
     @property
@@ -106,16 +108,6 @@ def free_port(address: str) -> int:
         return probe.getsockname()[1]
 
 
-def wait_until_it_listens(address: str, port: int) -> None:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex((address, port)) == 0:
-                return
-        time.sleep(0.05)
-    raise AssertionError(f"no server on {address}:{port}")
-
-
 def descendants(pid: int) -> list[int]:
     """The children of a process, theirs, and so on."""
     children: dict[int, list[int]] = {}
@@ -144,17 +136,6 @@ def command_line(pid: int) -> str:
         return ""
 
 
-def assert_all_gone(pids, seconds: float = 30.0) -> None:
-    """Processes end; a zombie counts as gone."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        left = [pid for pid in pids if (fields := stat_fields(pid)) and fields[0] not in "ZX"]
-        if not left:
-            return
-        time.sleep(0.1)
-    raise AssertionError({pid: command_line(pid) for pid in left})
-
-
 SSH = [sys.executable, "-c", BOOTSTRAP]
 """In place of ssh with its options and the command that it runs there."""
 TOKEN = "0123456789abcdef"
@@ -168,19 +149,15 @@ def job(program: str, **more) -> dict:
         "command": [sys.executable, "-u", "-c", program],
         "directory": "/",
         "environment": {},
-        "without": [],
-        "direct": ["gpu1"],
         "silence": 60.0,
         "delay": 0.0,
         **more,
     }
 
 
-def begin(given: dict, **environment: str) -> subprocess.Popen[bytes]:
+def begin(given: dict) -> subprocess.Popen[bytes]:
     """Starts an agent and reads its first line."""
-    process = subprocess.Popen(
-        SSH, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **environment}, bufsize=0
-    )
+    process = subprocess.Popen(SSH, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(message(given))
@@ -207,25 +184,7 @@ def answer(process: subprocess.Popen[bytes]) -> dict:
     return json.loads(process.stdout.readline())
 
 
-def wait_for(path: Path, seconds: float = 30.0) -> str:
+def wait_for_text(path: Path) -> str:
     """What a file holds as soon as it holds anything."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if path.exists() and (text := path.read_text()):
-            return text
-        time.sleep(0.02)
-    raise AssertionError(f"{path} did not come")
-
-
-def assert_gone(pid: int, seconds: float = 20.0) -> None:
-    """A process ends, or is a zombie whom nobody has waited for."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return
-        if state in "ZX":
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"process {pid} is still there")
+    wait_for(lambda: path.exists() and path.read_text(), 30)
+    return path.read_text()

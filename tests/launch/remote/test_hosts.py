@@ -27,17 +27,18 @@ def write(folder, text):
 def test_reads_all_keys(tmp_path):
     hosts = read_hosts(write(tmp_path, FULL))
     first, second = hosts.hosts
-    assert first == Host(name="gpu1", processes=8, python="/shared/venv/bin/python")
+    assert first == Host(name="gpu1", processes=8)
     assert second == Host(
         name="me@gpu2", port=2222, address="10.0.0.2", processes=4, python="~/venv/bin/python", directory="/data"
     )
-    assert [spare.name for spare in hosts.spares] == ["gpu9"]
+    assert [(spare.name, spare.processes) for spare in hosts.spares] == [("gpu9", 8)]
     assert hosts.num_processes == 12
     assert (hosts.gpus_per_process, hosts.simulate) == (1, 0)
     assert (hosts.forward, dict(hosts.environment)) == (
         ("HF_TOKEN",),
         {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_IB_DISABLE": "1"},
     )
+    assert hosts.python == "/shared/venv/bin/python"
     assert hosts.ssh == ("-i", "/home/me/.ssh/cluster")
 
 
@@ -48,27 +49,23 @@ def test_reads_names(tmp_path):
 
 
 WRONG = {
-    "hosts: []": "hosts must contain at least one host",
-    "simulate: 2": "hosts is required.",
-    "hosts: gpu1": "line 1: hosts must be a list such as [gpu1, gpu2], got 'gpu1'.",
+    "hosts: []": "line 1: hosts must contain at least one host, such as {hosts: [gpu1, gpu2]}.",
+    "simulate: 2": "hosts must contain at least one host",
+    "hosts: gpu1": "line 1: hosts must be a list, got 'gpu1' (string).",
     "[gpu1]": "the file must be a mapping such as {hosts: [gpu1, gpu2]}, got ['gpu1'].",
-    "hosts: [gpu1, 7]": "hosts.1 must be the name of a host or a mapping, got 7.",
+    "hosts: [gpu1, 7]": "line 1: hosts.1 must be a mapping (key: value), got 7 (integer).",
     "hosts: [gpu1, gpu1]": "gpu1 is listed twice. List it once, with processes: 2 or more.",
     "hosts: [gpu1]\nspares: [gpu1]": "gpu1 is listed twice.",
-    "hosts: [-oProxyCommand=date]": "hosts.0.name='-oProxyCommand=date' is not a valid host.",
-    "hosts: ['gpu1; date']": "hosts.0.name='gpu1; date' is not a valid host.",
+    "hosts: [-oProxyCommand=date]": "line 1: name='-oProxyCommand=date' is not a valid host. Use a form such as gpu1,",
     "hosts:\n  - {name: gpu1, prot: 22}": "line 2: hosts.0.prot is not a valid key. Did you mean hosts.0.port?",
-    "hosts:\n  - {port: 22}": "hosts.0.name is required.",
-    "hosts: [{name: gpu1, port: 70000}]": "hosts.0.port must be at most 65535, got 70000.",
-    "hosts: [{name: gpu1, processes: 300}]": "hosts.0.processes must be at most 256, got 300.",
-    "hosts: [{name: gpu1, address: 'a b'}]": "hosts.0.address='a b' is not a valid host.",
-    "hosts: [gpu1]\nprocesses: 0": "line 2: processes must be at least 1, got 0.",
-    "hosts: [gpu1]\nprocesses: 257": "line 2: processes must be at most 256, got 257.",
-    "hosts: [gpu1]\nsimulate: 5000": "line 2: simulate must be at most 4096, got 5000.",
+    "hosts:\n  - {port: 22}": "line 1: hosts.0.name is required.",
+    "hosts: [{name: gpu1, port: 70000}]": "hosts.0.port must be at most 65535, got 70000 (integer).",
+    "hosts: [{name: gpu1, processes: 300}]": "hosts.0.processes must be at most 256, got 300",
+    "hosts: [{name: gpu1, address: 'a b'}]": "line 1: address='a b' is not a valid host.",
+    "hosts: [gpu1]\nprocesses: 0": "line 2: processes must be at least 1, got 0 (integer).",
     "hosts: [gpu1]\nsimulate: 2\ngpus_per_process: 1": "exclude each other. Keep one of them.",
-    "hosts: [gpu1]\nforward: [HF-TOKEN]": "line 2: forward.0='HF-TOKEN' is not a valid name of a variable.",
-    "hosts: [gpu1]\nenvironment: {A: yes, B: [1]}": "line 2: environment.B must be a string, got [1].",
-    "hosts: [gpu1]\nhost: x": "line 2: host is not a valid key. Did you mean hosts?",
+    "hosts: [gpu1]\nforward: [HF-TOKEN]": "forward: 'HF-TOKEN' is not a valid name of a variable.",
+    "hosts: [gpu1]\nenvironment: {A: yes, B: [1]}": "line 2: environment.B must be a string, got a list.",
     "hosts: [gpu1": "invalid YAML",
     "": "the file is empty.",
 }

@@ -9,23 +9,25 @@ import pytest
 from spmdkit.launch.startup import rendezvous
 from spmdkit.launch.startup.addresses import Address, PortTaken
 from spmdkit.launch.startup.detection import Job
-from spmdkit.launch.startup.messages import Hello, decode, encode, parse_hello
-from spmdkit.launch.startup.rendezvous import announce_failure, join_rendezvous, wait_until_listening
+from spmdkit.launch.startup.rendezvous import (
+    Hello,
+    announce_failure,
+    decode,
+    encode,
+    join_rendezvous,
+    wait_until_listening,
+)
+from spmdkit.launch.supervision.workers import free_port
 from spmdkit.mesh.errors import UserError
 from spmdkit.mesh.processes import ProcessesMissing
-
-
-def free() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from support.processes import wait_for
 
 
 class Ranks:
     """Concurrent calls of `join_rendezvous`."""
 
     def __init__(self, count: int) -> None:
-        self.job = Job("test", Address("127.0.0.1", free()), count, 0)
+        self.job = Job("test", Address("127.0.0.1", free_port()), count, 0)
         self.said: list[str] = []
         self.pool = ThreadPoolExecutor(16)
         self.options = {}
@@ -41,10 +43,7 @@ class Ranks:
         wait_until_listening(self.job.address)
 
     def wait_until_said(self, words: str) -> None:
-        deadline = time.monotonic() + 30
-        while not any(words in said for said in self.said):
-            assert time.monotonic() < deadline, self.said
-            time.sleep(0.02)
+        wait_for(lambda: any(words in said for said in self.said), 30)
 
 
 @pytest.fixture
@@ -67,13 +66,6 @@ def test_releases_all_in_any_order_of_arrival(ranks):
         jax.bind(("127.0.0.1", ranks.job.address.port))
 
 
-def test_only_rank_0_has_the_notes_unless_shared(ranks):
-    met = [ranks.start(rank) for rank in range(3)]
-    first, *others = [each.result(30) for each in met]
-    assert len(first.notes) == 3
-    assert [each.notes for each in others] == [[], []]
-
-
 def test_a_failed_check_refuses_all(ranks):
     def check(meeting):
         raise UserError(f"no, not {len(meeting.notes)}")
@@ -90,7 +82,9 @@ def test_reports_missing_ranks_while_waiting(ranks):
     met.append(ranks.start(1))
     ranks.wait_until_said("waiting for rank 2 at 127.0.0.1:")
     met.append(ranks.start(2))
-    assert all(each.result(30) for each in met)
+    first, *others = [each.result(30) for each in met]
+    assert len(first.notes) == 3
+    assert [each.notes for each in others] == [[], []], "they are not shared"
 
 
 @pytest.mark.slow
@@ -138,9 +132,9 @@ def test_waits_again_for_a_process_that_left(ranks):
     [
         (
             {"run": "runs/b"},
-            r"belongs to another run \(run.dir runs/b\) than rank 0 at .* \(run.dir runs/a; ",
+            r"belongs to another run \(runs/b \) than rank 0 at .* \(runs/a ; ",
         ),
-        ({"identity": "stale"}, r"belongs to another run \(run.dir runs/a job stale\) than"),
+        ({"identity": "stale"}, r"belongs to another run \(runs/a stale\) than"),
         ({"rank": 2}, "rank 2 is there twice: process"),
         ({"rank": 0, "num_processes": 3}, None),
     ],
@@ -161,8 +155,8 @@ def test_refuses_foreign_processes_only(ranks, changes, says):
     assert all(each.result(30) for each in [*first, ranks.start(1)])
 
 
-@pytest.mark.slow_cases("numbers0", "numbers2")
-@pytest.mark.parametrize("numbers", [(3, 4, 3), (3, 3, 2), (2, 3, 3)])
+@pytest.mark.slow_cases("numbers0", "numbers1")
+@pytest.mark.parametrize("numbers", [(3, 4, 3), (2, 3, 3)])
 def test_another_number_of_processes_refuses_all(ranks, numbers):
     """The one that differs comes last, or first; all of them know before anything times out."""
     before = time.monotonic()
@@ -195,7 +189,17 @@ def test_a_process_that_cannot_start_refuses_all(ranks, failing, is_first):
     first[0].result(15)
 
 
-@pytest.mark.parametrize("words", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\n", b"{}\n", b"[" * 100_000 + b"\n"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\n",
+        b"{}\n",
+        b"[" * 100_000 + b"\n",
+        encode(hello={"rank": 1}),
+        encode(hello=Hello("", "runs/a", 3, "1", "h", 1, {})._asdict()),  # pyright: ignore[reportArgumentType]
+    ],
+)
 def test_ignores_foreign_connections(ranks, words):
     first = ranks.start(0)
     ranks.wait_until_here()
@@ -242,16 +246,3 @@ def test_waits_for_a_name_in_kubernetes(ranks, monkeypatch):
     assert rendezvous.name_timeout(ranks.job, 300) == rendezvous.UNKNOWN_SECONDS
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     assert rendezvous.name_timeout(ranks.job, 300) == 300
-
-
-@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b'{"is": "else"}', b"\xff"])
-def test_rejects_invalid_messages(text):
-    assert decode(text) is None
-
-
-@pytest.mark.parametrize(
-    "values",
-    [{}, {"hello": []}, {"hello": {"rank": 1}}, {"hello": Hello("", "", 1, "0", "h", 1, {})._asdict()}],  # pyright: ignore
-)
-def test_rejects_invalid_introductions(values):
-    assert parse_hello(values) is None

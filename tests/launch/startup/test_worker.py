@@ -22,7 +22,7 @@ import os, sys, time
 from spmdkit.configs.schema import Timeouts
 from spmdkit.launch.startup.worker import joins_processes
 rank = int(os.environ["SPMDKIT_PROCESS_ID"])
-with joins_processes(Timeouts(rendezvous=60, shutdown=20)):
+with joins_processes(Timeouts(rendezvous=60, shutdown=600)):
     import jax
     from jax.experimental import multihost_utils
     print("joined", jax.process_count())
@@ -30,12 +30,9 @@ with joins_processes(Timeouts(rendezvous=60, shutdown=20)):
 """
 
 
-def run(body: str, tmp_path, num_processes: int = 2):
+def run(body: str, tmp_path):
     address = f"127.0.0.1:{free_port()}"
-    environments = [
-        {**os.environ, "JAX_PLATFORMS": "cpu", **job_environment(address, num_processes, rank)}
-        for rank in range(num_processes)
-    ]
+    environments = [{**os.environ, "JAX_PLATFORMS": "cpu", **job_environment(address, 2, rank)} for rank in range(2)]
     command = [sys.executable, "-u", "-c", PROGRAM, body]
     return run_processes([Start(command, each) for each in environments], tmp_path)
 
@@ -53,10 +50,6 @@ def test_rejects_an_invalid_number_of_devices(monkeypatch):
         count_simulated()
 
 
-def test_omits_devices_that_are_not_simulated():
-    assert "SPMDKIT_SIMULATE" not in job_environment(**{**JOB, "simulate": None})
-
-
 def test_passes_identity_and_local_rank(monkeypatch):
     for name, value in job_environment(**JOB, identity="try 2", local_rank=1, local_processes=2).items():
         monkeypatch.setenv(name, value)
@@ -65,22 +58,9 @@ def test_passes_identity_and_local_rank(monkeypatch):
     assert (found.identity, found.local_rank, found.local_processes) == ("try 2", 1, 2)
 
 
-def test_rejects_an_incomplete_job(monkeypatch):
-    monkeypatch.setenv("JAX_PROCESS_ID", "1")
-    with pytest.raises(ValueError, match="JAX_PROCESS_ID, this is process 1, but the number of processes is missing"):
-        count_processes()
-
-
 def test_passes_errors_in_a_run_of_one():
     with pytest.raises(KeyError, match="mine"), joins_processes(Timeouts()):
         raise KeyError("mine")
-
-
-@pytest.mark.multiprocess
-def test_all_finish_together(tmp_path):
-    outcome = run("time.sleep(rank)", tmp_path, num_processes=3)
-    assert {end.code for end in outcome.exits} == {0}
-    assert all("joined 3\n" in (tmp_path / f"rank-{rank}.log").read_text() for rank in range(3))
 
 
 @pytest.mark.multiprocess
@@ -92,7 +72,7 @@ def test_an_error_ends_the_run_at_once(tmp_path):
     assert (outcome.cause.rank, outcome.exit_code) == (1, 1)
     assert "RuntimeError: boom" in outcome.tails[1]
     assert "Please report it" in outcome.tails[1][-1]
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 300, "it does not wait for timeouts.shutdown"
 
 
 @pytest.mark.multiprocess

@@ -4,7 +4,14 @@ import signal
 
 import pytest
 from spmdkit.launch.supervision import attempts
-from spmdkit.launch.supervision.attempts import Attempt, Restarts, find_latest_step, remove_created, run_attempts
+from spmdkit.launch.supervision.attempts import (
+    Attempt,
+    NotNow,
+    Restarts,
+    find_latest_step,
+    remove_created,
+    run_attempts,
+)
 from spmdkit.launch.supervision.blame import Exit, Outcome
 
 
@@ -46,6 +53,20 @@ def test_fresh_applies_until_the_new_run_has_the_directory(had_run, tmp_path, mo
     monkeypatch.setattr(attempts.time, "sleep", lambda seconds: None)
     assert run_attempts(str(folder), attempt, stop=1, fresh=True, restarts=5) == 0
     assert asked == [True, True, False, False]
+
+
+def test_attempts_that_cannot_be_made_are_counted(tmp_path, monkeypatch, capsys):
+    """As when a host does not answer: the run is tried again later, and leaves no trace meanwhile."""
+
+    def attempt(fresh):
+        raise NotNow("host two does not answer")
+
+    monkeypatch.setattr(attempts.time, "sleep", lambda seconds: None)
+    assert run_attempts(str(tmp_path / "run"), attempt, stop=1, restarts=2) == 75
+    printed = capsys.readouterr().err
+    assert printed.count("spmdkit launch: host two does not answer\n") == 3
+    assert "not restarted: 2 restarts made no newer checkpoint" in printed
+    assert not (tmp_path / "run").exists()
 
 
 def ended(code, received=None):

@@ -26,7 +26,7 @@ Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data P
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Annotated, Any, Literal
 
@@ -42,6 +42,7 @@ from .collectives import Collective, StepCounts, wire_bytes
 from .options import check_options
 from .plan import Reduced, ShardingPlan, as_stored, no_problems, splits_nothing, unchanged
 from .xla.ordered_collectives import order_after
+from .xla.platform import OVERLAPPING
 
 AXIS = "data"
 SCALARS = 2
@@ -91,6 +92,15 @@ layout = update_layout = splits_nothing
 used_layout = as_stored
 check = no_problems
 begin = finish = unchanged
+
+
+def reduces_in_backward(plan: ShardingPlan) -> bool:
+    """Returns whether the gradients of blocks are summed block by block within backward, see `DataParallelConfig`."""
+    when = plan.in_force(AXIS, "reduce", "at_end")
+    if plan.zero or plan.local_steps or plan.compressed or plan.pipeline or plan.in_force("fsdp", "prefetch", 0):
+        return False
+    overlaps = when == "overlapped" or (when == "auto" and plan.platform in OVERLAPPING)
+    return overlaps and plan.options.accumulate == 1 and plan.num_blocks is not None
 
 
 def make_varying(params: Any, layouts: Any, axes: tuple[str, ...]) -> Any:
@@ -144,6 +154,23 @@ def reduce_gradients(
     return jax.tree.unflatten(treedef, reduced), summed_scalars
 
 
+def sum_in_backward(params: Any, layouts: Any, axes: tuple[str, ...], reduce_dtype: str) -> Any:
+    """Types parameters as varying over the batch axes; backward sums their gradients, see `reduce_gradients`.
+
+    In a loop over blocks, the sum of one block's gradients runs beside the products of the next one.
+    """
+
+    @jax.custom_vjp
+    def run(params: Any) -> Any:
+        return make_varying(params, layouts, axes)
+
+    def backward(_: None, gradients: Any) -> tuple[Any]:
+        return (reduce_gradients(gradients, (), layouts, axes, reduce_dtype)[0],)
+
+    run.defvjp(lambda params: (run(params), None), backward)
+    return run(params)
+
+
 def _buckets(missing: Sequence[tuple[str, ...]], axes: tuple[str, ...]) -> list[tuple[str, ...]]:
     """Returns the sets of axes to sum over: always all axes (for the loss), then the others in order of appearance."""
     others = dict.fromkeys(lacking for lacking in missing if lacking and lacking != axes)
@@ -156,7 +183,7 @@ def reduce(found: Reduced, plan: ShardingPlan) -> Reduced:
         return found
     gradients, scalars, summed = found.gradients, found.scalars, {}
     layouts, precision = plan.update_table.layouts, plan.options.precision
-    if plan.reduces_in_backward:
+    if reduces_in_backward(plan):
         summed = {"blocks": gradients["blocks"]}
         gradients, layouts = ({**tree, "blocks": {}} for tree in (gradients, layouts))
         gradients, scalars = order_after(summed, (gradients, scalars))  # else XLA:CPU merges some of their reductions
@@ -172,12 +199,10 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
     width = wire_bytes(reduce_dtype, platform)
     complete = any(not axes_to_sum(row.layout, axes) for row in rows)  # their share of the norm is one more scalar
     scalars = (SCALARS + counts.metrics + complete) * scalar_width(reduce_dtype)
-    in_backward = [row for row in rows if plan.reduces_in_backward and in_blocks(row.path)]
+    in_backward = [row for row in rows if reduces_in_backward(plan) and in_blocks(row.path)]
     lines = _all_reduces([row for row in rows if row not in in_backward], axes, width, scalars)
-    turns = (plan.num_blocks or 0) + 1  # the first turn of backward reduces zeros
-    for line in _all_reduces(in_backward, axes, width, 0):
-        lines.append(Collective(line.kind, line.axes, turns, line.bytes // (turns - 1) * turns))
-    return lines
+    in_turns = _all_reduces(in_backward, axes, width, 0)  # together, those of all blocks
+    return lines + [replace(line, count=plan.num_blocks) for line in in_turns]
 
 
 def _all_reduces(rows: Sequence[LayoutRow], axes: tuple[str, ...], width: int, scalars: int) -> list[Collective]:
@@ -186,8 +211,9 @@ def _all_reduces(rows: Sequence[LayoutRow], axes: tuple[str, ...], width: int, s
     lines = []
     for bucket in _buckets(missing, axes):
         members = [row for row, lacking in zip(rows, missing, strict=True) if lacking == bucket]
-        size = width * sum(map(_shard_elements, members))
-        lines.append(Collective("all-reduce", bucket, 1, size + (scalars if bucket == axes else 0)))
+        size = width * sum(map(_shard_elements, members)) + (scalars if bucket == axes else 0)
+        if size:
+            lines.append(Collective("all-reduce", bucket, 1, size))
     return lines
 
 

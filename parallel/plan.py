@@ -22,7 +22,6 @@ from ..layouts.tensor_layout import TensorLayout, add_axis
 from ..mesh.device_mesh import DeviceMesh
 from .options import FLOAT32, Precision
 from .schedule.timetable import Pipeline
-from .xla.platform import OVERLAPPING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,16 +168,6 @@ class ShardingPlan(MeshPlan):
         padding = len(stages.order) - stages.num_blocks if stages else 0
         blocks = [row for row in self.table.rows if padding and in_blocks(row.path)]
         return self.table.num_elements - padding * sum(prod(row.shape[1:]) for row in blocks)
-
-    @property
-    def reduces_in_backward(self) -> bool:
-        """True if the gradients of blocks are summed over `data` block by block within backward."""
-        when = self.in_force("data", "reduce", "at_end")
-        if self.zero or self.local_steps or self.compressed or self.pipeline or self.in_force("fsdp", "prefetch", 0):
-            return False
-        if self.options.accumulate > 1 or self.num_blocks is None:
-            return False
-        return when == "overlapped" or (when == "auto" and self.platform in OVERLAPPING)
 
     @cached_property
     def trained(self) -> "ShardingPlan":

@@ -14,7 +14,6 @@ from ..plan import ShardingPlan
 from ..xla.ordered_collectives import order_after, scatter_first
 from ..zero import gradient_carriers
 from .gathered_block import gathered_block, remat_block
-from .overlapped_reduce import run_overlapped
 from .prefetch import check_prefetch, prefetches_blocks, run_prefetched
 
 Kept: TypeAlias = Any
@@ -121,8 +120,6 @@ def _block_loss(model: BlockModel, plan: ShardingPlan) -> LocalLoss:
             x = order_after(kept_outside, x)
         if prefetches:
             x = run_prefetched(model, plan, (blocks, kept_blocks), x, key)
-        elif plan.reduces_in_backward:
-            x = run_overlapped(block, plan, (blocks, kept_blocks), x, key)
         else:
             layers = (blocks, kept_blocks, jnp.arange(model.num_blocks))
             x, _ = lax.scan(body, x, layers, unroll=unroll)

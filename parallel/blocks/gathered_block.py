@@ -16,6 +16,7 @@ from jax import Array
 from ...layouts.paths import join
 from ...layouts.tensor_layout import TensorLayout
 from ...mesh.errors import UserError
+from ..data import reduces_in_backward, sum_in_backward
 from ..fsdp import attach, gather
 from ..model import Activations, BlockModel, Params
 from ..plan import ShardingPlan
@@ -43,9 +44,12 @@ def gathered_block(
     """
     stored, reduced = block_layouts(plan)
     axes, precision = plan.gather_axes, plan.options.precision
+    trained = block_layouts(plan.trained)[1]
     orders_loops = plan.gathers_blocks and plan.loops_in_blocks
 
     def block(x: Activations, shards: Params, kept: Params | None, key: Array | None) -> Activations:
+        if reduces_in_backward(plan):
+            shards = sum_in_backward(shards, trained, plan.summed_axes, precision.reduce)
         shards_of_all = shards if kept is None else join(shards, kept)
         whole = kept if plan.keeps_blocks else gather(shards_of_all, stored, axes, precision)
         params = attach(shards, whole, reduced, axes, precision)

@@ -28,7 +28,7 @@ from ...mesh.errors import UserError
 from ...mesh.keys import key_of, make_key
 from ..blocks.forward import local_loss, without_blocks
 from ..collectives import vary
-from ..data import make_varying, reduce_gradients
+from ..data import make_varying, reduce_gradients, reduces_in_backward
 from ..executor.pipeline_loss import pipeline_loss
 from ..model import Batch, BlockModel, Model, Params, has_state
 from ..model.loss_sums import LossSums, state_problem
@@ -130,7 +130,7 @@ class DeviceStep:
     def _varying(self, params: Params) -> Params:
         """Types parameters as varying over the axes of the batch, except those with gradients summed in backward."""
         plan = self.plan
-        if not plan.reduces_in_backward:
+        if not reduces_in_backward(plan):
             return make_varying(params, plan.table.layouts, plan.summed_axes)
         outside, layouts = without_blocks(params), without_blocks(plan.table.layouts)
         return {**make_varying(outside, layouts, plan.summed_axes), "blocks": params["blocks"]}

@@ -29,11 +29,12 @@ def test_preset_is_short_documented_and_has_no_defaults(name):
     text = preset_text(name)
     lines = text.splitlines()
     assert lines[0] == SCHEMA_LINE
-    assert f"spmdkit train {name}" in lines[1]
+    of_full_size = "full size" in lines[2]
+    assert f"spmdkit {'explain' if of_full_size else 'train'} {name}" in lines[1]
     assert lines[2].endswith(".")
     assert lines[2].removeprefix("# ") in describe_presets()
     assert len(lines[2]) <= 105
-    assert any(line.startswith("# expect: ") for line in lines)
+    assert any(line.startswith("# sizes: " if of_full_size else "# expect: ") for line in lines)
     assert len(lines) <= 30
     defaults = as_plain(Config())
     repeated = [

@@ -1,6 +1,7 @@
 """Saves the checkpoints of one run in the background, restores them, and removes old ones."""
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -124,8 +125,10 @@ class Checkpoints:
         self._also_keep = frozenset(also_keep)
         self._wait_for_previous(step, log)
         self._saving = step
-        if is_main_process() and not self._has_swept:
-            self._remove(f"*{UNFINISHED}*", f"{REMOVED}*")
+        if is_main_process():
+            if not self._has_swept:
+                self._remove(f"*{UNFINISHED}*", f"{REMOVED}*")
+            self._watch(partial(self._keep_foreign, step))
         self._has_swept = True
         arrays = stored_arrays(state)
         description = {"step": step, "about": self._about, "notes": dict(notes or {})}
@@ -291,6 +294,11 @@ class Checkpoints:
         for pattern in patterns:
             for leftover in self._directory.glob(pattern):
                 shutil.rmtree(leftover, ignore_errors=True)
+
+    def _keep_foreign(self, step: int) -> None:
+        """Renames anything else with the name of a checkpoint, such as a file, which Orbax would replace."""
+        if os.path.lexists(self._directory / str(step)) and step not in self.steps():
+            set_aside(self._directory, [str(step)], DAMAGED)
 
     def _remove_old(self, saved: int) -> None:
         """Removes all but the latest checkpoints, and those of steps after `saved`; process 0 does it for all."""

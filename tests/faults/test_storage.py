@@ -24,7 +24,8 @@ SECTIONS = {
     "eval": {"every": 0, "batches": 1},
     "optimizer": {"learning_rate": 0.01},
 }
-SAVE = "spmdkit.checkpoints.manager:Checkpoints.save"
+SAVE = "spmdkit.checkpoints.manager:checksums_by_path"
+"""A call of each save, after the previous one is complete."""
 RECORD = "spmdkit.training.metrics:MetricsLog.write"
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]

@@ -216,15 +216,13 @@ NEW_DIRECTORIES = {
     ),
 }
 DAMAGED_DIRECTORIES = {
-    "half a config.yaml": damaged(lambda run: cut(run / CONFIG, 0.3), "config.yaml"),
+    "half a config.yaml": damaged(lambda run: write(run / CONFIG, b"run: {dir"), "config.yaml is not a valid config"),
     "a config.yaml of another run": damaged(
         lambda run: write(run / CONFIG, (run / CONFIG).read_text().replace("seed: 0", "seed: 7")),
         "differs from the run in",
         "run.seed: 7 there, 0 here",
     ),
-    "no config.yaml beside checkpoints": damaged(
-        lambda run: (run / CONFIG).unlink(), "config.yaml does not contain data.", "and more"
-    ),
+    "no config.yaml beside checkpoints": damaged(lambda run: (run / CONFIG).unlink(), "its config.yaml is missing"),
     "metrics with a foreign line": damaged(
         lambda run: insert(run / METRICS, b"Segmentation fault"), "metrics.jsonl", "line 2", "Segmentation fault"
     ),
@@ -237,9 +235,11 @@ DAMAGED_DIRECTORIES = {
         "No checkpoint in",
         "can be used",
     ),
-    "half a config.yaml, launched": damaged(lambda run: cut(run / CONFIG, 0.3), "config.yaml", words=LAUNCH),
+    "half a config.yaml, launched": damaged(
+        lambda run: write(run / CONFIG, b"run: {dir"), "config.yaml is not a valid config", words=LAUNCH
+    ),
     "a broken link for the run": damaged(
-        lambda run: (shutil.rmtree(run), run.symlink_to("nothing")), "it is a broken symbolic link", words=LAUNCH
+        lambda run: (shutil.rmtree(run), run.symlink_to("nothing")), "is a broken symbolic link", words=LAUNCH
     ),
 }
 LAUNCHERS = {

@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 from spmdkit.launch.startup import rendezvous
@@ -206,6 +207,36 @@ def test_ignores_foreign_connections(ranks, words):
     with socket.create_connection(ranks.job.address) as stranger:
         stranger.sendall(words)
         assert all(each.result(30) for each in [first, ranks.start(1), ranks.start(2)])
+
+
+def test_a_client_that_drips_bytes_does_not_block_the_others(ranks, monkeypatch):
+    monkeypatch.setattr(rendezvous, "READ_SECONDS", 0.3)
+    first = ranks.start(0)
+    ranks.wait_until_here()
+    with socket.create_connection(ranks.job.address) as stranger:
+        met = threading.Event()
+
+        def drip():
+            with suppress(OSError):
+                while not met.wait(0.05):
+                    stranger.sendall(b"[")
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        try:
+            assert all(each.result(20) for each in [first, ranks.start(1), ranks.start(2)])
+        finally:
+            met.set()
+            dripping.join()
+
+
+def test_drops_idle_connections(ranks, monkeypatch):
+    monkeypatch.setattr(rendezvous, "FOREIGN_SECONDS", 0.2)
+    first = ranks.start(0)
+    ranks.wait_until_here()
+    with socket.create_connection(ranks.job.address, timeout=10) as stranger:
+        assert stranger.recv(1) == b""
+    assert all(each.result(30) for each in [first, ranks.start(1), ranks.start(2)])
 
 
 @pytest.mark.slow_cases("nothing")

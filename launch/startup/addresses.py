@@ -165,6 +165,10 @@ def _bind(ip: str, address: Address) -> socket.socket:
                 f"The port of the coordinator's address {address} is in use on {socket.gethostname()}: another program "
                 "listens there, maybe another run. Wait until it ends, or choose another port for this run."
             ) from error
+        if error.errno == errno.EACCES:
+            raise UserError(
+                f"The coordinator is not allowed to listen at {address}: {error.strerror}. Choose a port from 1024 up."
+            ) from error
         raise
     return listener
 

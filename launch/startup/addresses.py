@@ -4,6 +4,7 @@ import errno
 import ipaddress
 import os
 import socket
+import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from ...mesh.exit_codes import TRY_AGAIN
 
 MAX_PORT = 65535
 LOCALHOST = "localhost"
+HANDOVER_SECONDS = 20.0
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 """Variables that gRPC reads, the first that is set; it reads only lowercase names."""
 DIRECT = ("no_grpc_proxy", "no_proxy")
@@ -132,6 +134,23 @@ def listen(address: Address, others: Sequence[str] = ()) -> Listening:
         f"The coordinator's address {address} ({', '.join(ips)}) is not an address of {socket.gethostname()}, the host "
         "of process 0, and no route leads to it. Set SPMDKIT_JOB_ADDRESSES to an address of this host."
     )
+
+
+def wait_until_listening(address: Address, seconds: float = HANDOVER_SECONDS) -> None:
+    """Waits until JAX's coordinator listens; a client of JAX that connects earlier loses a second.
+
+    Args:
+        address: The coordinator's address.
+        seconds: The timeout, after which JAX itself waits.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(address, timeout=1.0).close()
+        except OSError:
+            time.sleep(0.01)
+        else:
+            return
 
 
 def interface_facing(host: str) -> str:

@@ -41,7 +41,6 @@ UNSURE_SECONDS = 3.0
 UNKNOWN_SECONDS = 10.0
 """The time for which a name may be unknown, outside Kubernetes, where a pod has no name before it runs."""
 RETRY_SECONDS = 0.1
-HANDOVER_SECONDS = 20.0
 SPARE_FILES = 512
 READ_SECONDS = 1.0
 """The time for an introduction that a peer has begun, and to send a message."""
@@ -220,23 +219,6 @@ def _unknown_host(job: Job, error: OSError) -> UserError:
         f"The coordinator's host {job.address.host!r} ({job.variables.get('address', 'job_addresses')}) is unknown on "
         f"{socket.gethostname()}: {error.strerror}. Use a name that every host of the run resolves, or an IP address."
     )
-
-
-def wait_until_listening(address: Address, seconds: float = HANDOVER_SECONDS) -> None:
-    """Waits until JAX's coordinator listens; a client of JAX that connects earlier loses a second.
-
-    Args:
-        address: The coordinator's address.
-        seconds: The timeout, after which JAX itself waits.
-    """
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            socket.create_connection(address, timeout=1.0).close()
-        except OSError:
-            time.sleep(0.01)
-        else:
-            return
 
 
 class Participant:

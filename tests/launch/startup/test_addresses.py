@@ -66,7 +66,7 @@ def test_a_port_that_needs_permission(monkeypatch):
             raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(addresses.socket, "socket", Unprivileged)
-    with pytest.raises(UserError, match="not allowed to listen at 127.0.0.1:80: Permission denied. Choose a port from"):
+    with pytest.raises(UserError, match=r"not allowed to listen at 127.0.0.1:80: Permission denied\. Choose a port"):
         listen(Address("127.0.0.1", 80))
 
 

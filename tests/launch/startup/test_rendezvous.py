@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 from spmdkit.launch.startup import rendezvous
-from spmdkit.launch.startup.addresses import Address, PortTaken
+from spmdkit.launch.startup.addresses import Address, PortTaken, wait_until_listening
 from spmdkit.launch.startup.detection import Job
 from spmdkit.launch.startup.rendezvous import (
     Hello,
@@ -16,7 +16,6 @@ from spmdkit.launch.startup.rendezvous import (
     decode,
     encode,
     join_rendezvous,
-    wait_until_listening,
 )
 from spmdkit.launch.supervision.workers import free_port
 from spmdkit.mesh.errors import UserError

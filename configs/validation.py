@@ -204,7 +204,7 @@ def _problems(
         return _own_problems(error, path, invalid)
     if error["type"] == "unexpected_keyword_argument":
         valid = [each.name for each in fields(_class_at(cls, keys[:-1])) if each.init]
-        return [unknown_key(item.removesuffix(f".{keys[-1]}"), str(keys[-1]), valid)._replace(path=key)]
+        return [unknown_key(item.removesuffix(keys[-1]).removesuffix("."), str(keys[-1]), valid)._replace(path=key)]
     if error["type"] == "missing" and isinstance(error["loc"][-1], str):
         return [Problem(key, f"{item} is required.")]
     rules, value = list(dict.fromkeys(map(_rule, errors))), error["input"]

@@ -59,6 +59,7 @@ WRONG = {
     "hosts: [gpu1]\nspares: [gpu1]": "gpu1 is listed twice.",
     "hosts: [-oProxyCommand=date]": "line 1: hosts.0.name='-oProxyCommand=date' is not a valid host. Use a form",
     "hosts:\n  - {name: gpu1, prot: 22}": "line 2: hosts.0.prot is not a valid key. Did you mean hosts.0.port?",
+    "hosts: [gpu1]\nhost: gpu2": "line 2: host is not a valid key. Did you mean hosts?",
     "hosts:\n  - {port: 22}": "line 1: hosts.0.name is required.",
     "hosts: [{name: gpu1, port: 70000}]": "hosts.0.port must be at most 65535, got 70000 (integer).",
     "hosts: [{name: gpu1, processes: 300}]": "hosts.0.processes must be at most 256, got 300",

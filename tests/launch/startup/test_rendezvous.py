@@ -222,6 +222,7 @@ def test_a_client_that_drips_bytes_does_not_block_the_others(ranks, monkeypatch)
 
         dripping = threading.Thread(target=drip)
         dripping.start()
+        time.sleep(0.2)  # rank 0 reads
         try:
             assert all(each.result(20) for each in [first, ranks.start(1), ranks.start(2)])
         finally:

@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NoReturn
 
 from ..training.stopping.interrupts import ends_on_signals
 from .commands import checkpoint_commands, completion, model_commands, report, run_commands, schedule
@@ -59,11 +59,17 @@ def version_text() -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser, which reports a standard output that cannot be written."""
+    """argparse's parser, which escapes control characters and reports a standard output that cannot be written."""
 
     def print_help(self, file: Any = None) -> None:
         """Prints the help text; argparse itself ignores errors."""
         (file or sys.stdout).write(self.format_help())
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the usage and a message, and exits with code 2."""
+        from ..mesh.errors import printable
+
+        super().error(printable(message))
 
 
 def make_parser() -> argparse.ArgumentParser:

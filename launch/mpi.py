@@ -183,9 +183,12 @@ def find_coordinator(sizes: LaunchConfig, target: MpiTarget, port: str) -> str:
             f"launch.nodes={sizes.nodes}, but the hosts are not known. Write them to a file, one per line, and use "
             "--on mpi:HOSTFILE."
         )
-    first, name = read_hostfile(file)[0], socket.gethostname()
-    is_here = first in ("localhost", "::1", name, name.partition(".")[0]) or first.startswith("127.")
-    return f"{name if is_here else first}:{port}"
+    hosts, name = list(dict.fromkeys(read_hostfile(file)))[: sizes.nodes], socket.gethostname()
+    own = ("localhost", "::1", name, name.partition(".")[0])
+    is_here = [host in own or host.startswith("127.") for host in hosts]
+    if all(is_here):
+        return f"127.0.0.1:{port}"  # JAX does not authenticate who connects to the coordinator
+    return f"{name if is_here[0] else hosts[0]}:{port}"
 
 
 def read_hostfile(hostfile: str) -> list[str]:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +33,7 @@ from .supervision.output import announce
 
 POLL_SECONDS = 1.0, 15.0
 """The first and the longest interval between two queries of a job's state."""
+QUERY_SECONDS = 120.0
 MAX_FAILED_QUERIES = 20
 MAX_LOG_LINES = 40
 UNAVAILABLE = re.compile(
@@ -258,7 +260,7 @@ def wait_for(number: str, directory: Path) -> int:
         return TRY_AGAIN
     log = directory / "logs" / f"slurm-{number}.log"
     announce(f"job {number} ended: {state.name}. The end of its log, {log}:")
-    if log.exists():
+    with suppress(OSError):
         for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-MAX_LOG_LINES:]:
             announce(f"  {line}")
     return state.exit_code
@@ -267,7 +269,10 @@ def wait_for(number: str, directory: Path) -> int:
 def query_state(number: str) -> State | None:
     """Returns the state of a job; None if Slurm does not answer."""
     command = ["scontrol", "show", "job", "--oneliner", number]
-    ended = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=QUERY_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
     name = re.search(r"\bJobState=(\w+)", ended.stdout)
     code = re.search(r"\bExitCode=(\d+):", ended.stdout)
     return State(name[1], int(code[1])) if name and code else None

@@ -70,7 +70,7 @@ def atomic_write(target: Path) -> Iterator[Path]:
     except BaseException as error:
         with suppress(OSError):
             _remove(partial)
-        if isinstance(error, OSError) and error.filename is None and error.errno is not None:
+        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(partial)):
             raise OSError(error.errno, error.strerror, str(target)) from error
         raise
 

@@ -50,17 +50,18 @@ def ranks_without_heartbeat(text: str) -> list[int]:
 
 
 MACHINE_ERRORS = {"ENOSPC", "EDQUOT", "EIO", "EROFS", "ESTALE", "ENOMEM", "EMFILE", "ENFILE", "EADDRINUSE", "ETIMEDOUT"}
+MACHINE_ERRORS |= {"ENOTCONN", "EHOSTDOWN", "EHOSTUNREACH", "EREMOTEIO", "ENOLCK", "EBUSY", "EAGAIN"}
 """Errors of the machine, not of a path that the user gave; the same command can work later."""
+PATH_ERRORS = {"EACCES", "EPERM", "ENOENT", "EEXIST", "ENOTDIR", "EISDIR", "ENOTEMPTY", "ENAMETOOLONG", "ELOOP"}
+"""Errors of a path that the user gave."""
 MEMORY_REMEDY = (
     "Lower train.global_batch, data.length or the sizes of the model, raise train.accumulate, set train.remat to full, "
     "or split over more devices (strategy.fsdp); `spmdkit explain` shows what each device holds. On the CPU, close "
     "other programs, or raise the limit (ulimit -v)."
 )
-OUT_OF_MEMORY = re.compile(
-    "RESOURCE_EXHAUSTED|out of memory|cannot allocate memory|failed to map segment|can't start new thread",
-    re.IGNORECASE,
-)
-"""In messages of XLA, of the loader and of threads."""
+XLA_OUT_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|out of memory", re.IGNORECASE)
+NO_MEMORY_TO_LOAD = re.compile("cannot allocate memory|failed to map segment|can't start new thread", re.IGNORECASE)
+"""In messages of the loader and of threads."""
 LOST_WORKER = re.compile(
     r"DataLoader worker \(pid|DataLoader timed out|worker process.* (terminated|killed|died)", re.IGNORECASE
 )
@@ -94,8 +95,10 @@ def known_cause(error: BaseException) -> Cause | None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Returns True if Python, NumPy, XLA or the system ran out of memory."""
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        return XLA_OUT_OF_MEMORY.search(str(error)) is not None
     may_be = isinstance(error, ImportError | OSError | RuntimeError)
-    return isinstance(error, MemoryError) or (may_be and OUT_OF_MEMORY.search(str(error)) is not None)
+    return isinstance(error, MemoryError) or (may_be and NO_MEMORY_TO_LOAD.search(str(error)) is not None)
 
 
 def _find_lost_peer(error: BaseException | None) -> BaseException | None:
@@ -118,18 +121,27 @@ def _file_cause(error: OSError) -> Cause | None:
     reason = error.strerror or type(error).__name__
     names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
     place = ": ".join([*([" -> ".join(names)] if names else []), reason])
-    if errno.errorcode.get(error.errno or 0) in MACHINE_ERRORS:
+    name = errno.errorcode.get(error.errno or 0)
+    if name in MACHINE_ERRORS:
         return Cause(
             TRY_AGAIN,
             f"{place}. Correct this on the machine, then start the same command again: a run goes on where it was.",
         )
     if error.errno == errno.EFBIG:
         return Cause(INVALID_INPUT, f"{place}. The file would be larger than allowed (ulimit -f).")
-    if names:
+    if names and name in PATH_ERRORS:
         return Cause(INVALID_INPUT, f"{place}. Correct the path or its permissions, or give another.")
-    if error.errno == errno.ENOENT and os.stat(".").st_nlink == 0:
+    if not names and error.errno == errno.ENOENT and _lost_working_directory():
         return Cause(INVALID_INPUT, "The working directory was removed. Change to another (cd), then try again.")
     return None
+
+
+def _lost_working_directory() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return True
+    return False
 
 
 def _missing_module(error: ModuleNotFoundError) -> Cause | None:

@@ -189,6 +189,7 @@ def _drawn_rows(table: LayoutTable) -> list[LayoutRow]:
 
 def _choose_samples(samples: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Returns at most MAX_SAMPLES of the texts, evenly chosen, with the first and the last."""
-    if len(samples) <= MAX_SAMPLES:
-        return list(samples)
-    return [samples[round(place * (len(samples) - 1) / (MAX_SAMPLES - 1))] for place in range(MAX_SAMPLES)]
+    texts = [each for each in samples if is_number(each.get("step")) and isinstance(each.get("text"), str)]
+    if len(texts) <= MAX_SAMPLES:
+        return texts
+    return [texts[round(place * (len(texts) - 1) / (MAX_SAMPLES - 1))] for place in range(MAX_SAMPLES)]

@@ -48,7 +48,8 @@ class RunRecord(NamedTuple):
     @property
     def steps(self) -> int | None:
         """The number of steps in the config; None if the config lacks it."""
-        return (self.config.get("train") or {}).get("steps")
+        steps = (self.config.get("train") or {}).get("steps")
+        return steps if isinstance(steps, int) else None
 
     @property
     def title(self) -> str:
@@ -158,7 +159,12 @@ def _read_config(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"The config of the run cannot be read: {error}. Restore it, or give another run.") from error
     problems = "; ".join(problem.message for problem in document.problems)
-    if problems or not isinstance(document.value, dict):
+    config = document.value
+    if problems or not (isinstance(config, dict) and all(_is_section(config.get(name)) for name in ("run", "train"))):
         problems = problems or "it must be a mapping of sections"
         raise UserError(f"{path} is not a valid config of a run: {problems}. Restore it, or give another run.")
-    return redact_config(document.value)
+    return redact_config(config)
+
+
+def _is_section(value: Any) -> bool:
+    return value is None or isinstance(value, dict)

@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_CODE_LINES = {
-    "mesh": 860,
+    "mesh": 870,
     "layouts": 1350,
     "parallel": 8410,
     "models": 3000,

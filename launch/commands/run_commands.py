@@ -262,8 +262,11 @@ def doctor(arguments: argparse.Namespace) -> int:
       srun spmdkit doctor my.yaml                    all tasks of an allocation together
       spmdkit doctor my.yaml --json                  for a program
     """
+    from ...mesh.errors import UserError
     from ..doctor.findings import examine
 
+    if not 0 < arguments.wait < 86400:
+        raise UserError(f"--wait must be more than 0 seconds and less than a day, got {arguments.wait:g}.")
     return examine(arguments.config, arguments.overrides, as_json=arguments.json, seconds=arguments.wait)
 
 

@@ -49,7 +49,8 @@ def examine(source: str | None, overrides: Sequence[str] = (), *, as_json: bool 
             found.append(Finding("config", str(error), "wrong"))
     by_rank = _examine_together(job, found, run, run.dir if source else ".", seconds)
     if job is None or job.process_id == 0 or len(by_rank) == 1:
-        print(format_json(by_rank) if as_json else format_text(by_rank))
+        first = job.process_id if job and len(by_rank) == 1 else 0
+        print(format_json(by_rank, first) if as_json else format_text(by_rank))
     is_ok = all(finding.level != "wrong" for findings in by_rank for finding in findings)
     return FINISHED if is_ok else INVALID_INPUT
 
@@ -106,11 +107,16 @@ def format_finding(finding: Finding, owner: str = "") -> list[str]:
     return [line, f"{'':<{8 + NAME_WIDTH}}fix: {finding.fix}"] if finding.fix else [line]
 
 
-def format_json(by_rank: Sequence[Sequence[Finding]]) -> str:
-    """Returns the findings as one JSON object; the argument is that of `format_text`."""
+def format_json(by_rank: Sequence[Sequence[Finding]], first: int = 0) -> str:
+    """Returns the findings as one JSON object.
+
+    Args:
+        by_rank: The findings by rank.
+        first: The first of these ranks: that of this process if the others did not connect.
+    """
     merged = merge_findings(by_rank)
     is_ok = all(finding.level != "wrong" for finding, _ in merged)
-    values = [{**finding._asdict(), "ranks": owners} for finding, owners in merged]
+    values = [{**finding._asdict(), "ranks": [first + owner for owner in owners]} for finding, owners in merged]
     return json.dumps({"ok": is_ok, "python": sys.executable, "findings": values}, indent=2)
 
 

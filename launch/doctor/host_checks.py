@@ -175,7 +175,7 @@ def check_open_files(limit: int) -> Finding:
 
 def check_shared_memory(directory: Path = Path("/dev/shm")) -> list[Finding]:
     """Checks the shared memory through which GPUs of a host exchange data; containers often have only 64 MiB."""
-    total = shutil.disk_usage(directory).total
+    total = shutil.disk_usage(directory).total if directory.is_dir() else MIN_SHARED_MEMORY
     if total >= MIN_SHARED_MEMORY:
         return []
     text = f"{directory} has {total / 2**20:.0f} MiB"

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import threading
 import time
+from importlib.util import find_spec
 from typing import Any
 
 MARK = "spmdkit agent "
@@ -60,6 +61,7 @@ def probe(task: dict) -> dict:
     found = {
         "python": list(sys.version_info[:3]),
         "gpus": count_gpus(),
+        "spmdkit": find_spec("spmdkit") is not None,
         "versions": {name: version_of(name) for name in task["versions"]},
         "addresses": {address: resolve(address) for address in task["addresses"]},
         "port": find_port(),
@@ -93,7 +95,7 @@ def resolve(address: str) -> str | None:
 
 
 def version_of(package: str) -> str | None:
-    """Returns the version of a package; None if it is not installed."""
+    """Returns the version of a package; None if no installed distribution has its name, as for a clone."""
     try:
         from importlib.metadata import version
 

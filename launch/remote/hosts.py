@@ -63,8 +63,8 @@ class Host:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hosts:
-    """The keys of a hosts file. After reading, each host has its own number of processes."""
+class HostsFile:
+    """The keys of a hosts file."""
 
     hosts: tuple[Host, ...] = ()
     """The hosts of the run, in the order of their ranks."""
@@ -87,11 +87,6 @@ class Hosts:
     ssh: tuple[str, ...] = ()
     """Further arguments of ssh, such as "-i", "/home/me/.ssh/cluster"."""
 
-    @property
-    def num_processes(self) -> int:
-        """The number of processes of the run."""
-        return sum(host.processes for host in self.hosts)
-
     def __post_init__(self) -> None:
         problems = [
             f"{key}: {name!r} is not a valid name of a variable."
@@ -109,6 +104,19 @@ class Hosts:
         problems += [f"{name} is listed twice. List it once, with processes: 2 or more." for name in twice]
         if problems:
             raise UserError("\n".join(problems))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hosts(HostsFile):
+    """A hosts file; each host has its own number of processes."""
+
+    source: str = ""
+    """The path of the file."""
+
+    @property
+    def num_processes(self) -> int:
+        """The number of processes of the run."""
+        return sum(host.processes for host in self.hosts)
 
 
 def read_hosts(path: Path) -> Hosts:
@@ -130,14 +138,15 @@ def read_hosts(path: Path) -> Hosts:
     problems, tree = [*document.problems], document.value
     if not problems and not isinstance(tree, dict):
         problems.append(Problem("", f"the file must be a mapping such as {EXAMPLE}, got {tree!r}."))
-    hosts = None if problems else to_dataclass(Hosts, _prepare(tree, problems), "", problems)
+    hosts = None if problems else to_dataclass(HostsFile, _prepare(tree, problems), "", problems)
     if hosts is not None and not hosts.hosts and not problems:
         problems.append(Problem("hosts", f"hosts must contain at least one host, such as {EXAMPLE}."))
     if problems:
         raise config_error(problems, str(path), document.lines, {}, "")
     assert hosts is not None
     every = [replace(host, processes=host.processes or hosts.processes) for host in (*hosts.hosts, *hosts.spares)]
-    return replace(hosts, hosts=tuple(every[: len(hosts.hosts)]), spares=tuple(every[len(hosts.hosts) :]))
+    own, spares = tuple(every[: len(hosts.hosts)]), tuple(every[len(hosts.hosts) :])
+    return Hosts(**{**vars(hosts), "hosts": own, "spares": spares}, source=str(path))
 
 
 def _prepare(tree: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
@@ -147,7 +156,11 @@ def _prepare(tree: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
         if isinstance(tree.get(key), list):
             hosts = [{"name": each} if isinstance(each, str) else each for each in tree[key]]
             for number, each in enumerate(hosts):
-                to_dataclass(Host, each, f"{key}.{number}", problems)
+                path, found = f"{key}.{number}", list[Problem]()
+                to_dataclass(Host, each, path, found)
+                for problem in found:
+                    is_named = problem.message.startswith(path)
+                    problems.append(problem if is_named else problem._replace(message=f"{path}.{problem.message}"))
             prepared[key] = [] if problems else hosts
     if isinstance(tree.get("environment"), dict):
         prepared["environment"] = {

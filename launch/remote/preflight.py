@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ...mesh.errors import UserError, counted
 from ..launchers import LaunchJob
-from ..startup.addresses import is_loopback
+from ..startup.addresses import Address, is_loopback
 from ..supervision.attempts import NotNow
 from ..supervision.output import announce
 from .agent import version_of
@@ -138,7 +138,7 @@ def select_hosts(hosts: Hosts, job: LaunchJob) -> tuple[Hosts, int]:
     selected, unanswered = replace_hosts(hosts, answers)
     if problems := list_problems(hosts, selected.hosts[0], answers, job):
         count = counted(len(problems), "problem")
-        raise UserError("\n".join([f"{count} with the hosts:", *(f"  {each}" for each in problems)]))
+        raise UserError("\n".join([f"{count} with the hosts of {hosts.source}:", *(f"  {each}" for each in problems)]))
     if unanswered:
         raise NotNow("; ".join(unanswered))
     first = answers[selected.hosts[0].key]
@@ -226,7 +226,7 @@ def check_host(host: Host, answer: Mapping[str, Any], hosts: Hosts, job: LaunchJ
         found = ".".join(map(str, answer["python"]))
         yield f"{host.python} is Python {found}; spmdkit needs 3.11 or newer. Set python in the hosts file."
         return
-    if not answer["versions"]["spmdkit"]:
+    if not answer["spmdkit"]:
         yield f"{host.python} lacks spmdkit. Install it there, or set python in the hosts file to one that has it."
         return
     for name in PACKAGES:
@@ -271,7 +271,7 @@ def check_coordinator(address: str, answer: Mapping[str, Any]) -> list[str]:
         answer: The answer of the host.
     """
     found = answer["addresses"].get(address)
-    if found and (is_loopback(address) or not is_loopback(found)):
+    if found and (Address(address, 0).is_loopback or not is_loopback(found)):
         return []
     return [
         f"it resolves {address}, the first host, to {found or 'nothing'}. Set an address of the first host in the "

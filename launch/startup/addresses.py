@@ -4,6 +4,7 @@ import errno
 import ipaddress
 import os
 import socket
+import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from ...mesh.exit_codes import TRY_AGAIN
 
 MAX_PORT = 65535
 LOCALHOST = "localhost"
+HANDOVER_SECONDS = 20.0
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 """Variables that gRPC reads, the first that is set; it reads only lowercase names."""
 DIRECT = ("no_grpc_proxy", "no_proxy")
@@ -134,6 +136,23 @@ def listen(address: Address, others: Sequence[str] = ()) -> Listening:
     )
 
 
+def wait_until_listening(address: Address, seconds: float = HANDOVER_SECONDS) -> None:
+    """Waits until JAX's coordinator listens; a client of JAX that connects earlier loses a second.
+
+    Args:
+        address: The coordinator's address.
+        seconds: The timeout, after which JAX itself waits.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(address, timeout=1.0).close()
+        except OSError:
+            time.sleep(0.01)
+        else:
+            return
+
+
 def interface_facing(host: str) -> str:
     """Returns the IP address of the interface on the route to a host, or "".
 
@@ -164,6 +183,10 @@ def _bind(ip: str, address: Address) -> socket.socket:
             raise PortTaken(
                 f"The port of the coordinator's address {address} is in use on {socket.gethostname()}: another program "
                 "listens there, maybe another run. Wait until it ends, or choose another port for this run."
+            ) from error
+        if error.errno == errno.EACCES:
+            raise UserError(
+                f"The coordinator is not allowed to listen at {address}: {error.strerror}. Choose a port from 1024 up."
             ) from error
         raise
     return listener

@@ -159,7 +159,7 @@ def _checked_job(facts: Facts, environ: Environ) -> Job:
     """Returns the job.
 
     Raises:
-        UserError: The rank is out of range, or the address is missing.
+        UserError: The rank or the local rank is out of range, or the address is missing.
     """
     count, rank, names = facts.num_processes, facts.process_id, facts.variables
     assert count is not None
@@ -173,10 +173,13 @@ def _checked_job(facts: Facts, environ: Environ) -> Job:
             "train alone, in the same directory. Set SPMDKIT_JOB_ADDRESSES to host:port of process 0 in all of "
             f"them. {ALONE}"
         )
+    local, of = facts.local_rank, facts.local_processes
+    if local is not None and of is not None and local >= of:
+        variable = names.get("local_rank", "local_rank")
+        raise UserError(f"{variable}={local} must be in 0 .. {names.get('local_processes', of)} - 1 = {of - 1}.")
     devices = facts.local_devices
     if devices is None and count > 1 and not environ.get("JAX_LOCAL_DEVICE_IDS"):
-        visible = count_visible_gpus(environ, count_gpus())
-        devices = divide_gpus(visible, facts.local_rank, facts.local_processes)
+        devices = divide_gpus(count_visible_gpus(environ, count_gpus()), local, of)
     job = {name: getattr(facts, name) for name in Job._fields}
     return Job(**{**job, "local_devices": devices})
 

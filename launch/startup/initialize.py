@@ -9,9 +9,9 @@ from ...mesh.compat import backend_started, keep_quiet_about_proxies
 from ...mesh.devices import has_accelerators
 from ...mesh.errors import TooLateError, UserError
 from ...mesh.processes import print_progress
-from .addresses import bypass_proxy, is_loopback, own_ip
+from .addresses import bypass_proxy, is_loopback, own_ip, wait_until_listening
 from .detection import Job, find_job
-from .rendezvous import Rendezvous, join_rendezvous, wait_until_listening
+from .rendezvous import Rendezvous, join_rendezvous
 from .variables import Facts, add_addresses
 
 

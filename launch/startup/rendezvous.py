@@ -33,7 +33,7 @@ STATUS_SECONDS = 1.0
 SILENT_SECONDS = 15.0
 """The silence of rank 0 after which its connection counts as lost."""
 FOREIGN_SECONDS = 10.0
-"""The time for which another program may answer at the address, such as a run that has just ended."""
+"""The time for which another program may answer at the address, such as a run that has just ended, or be connected."""
 REFUSING_SECONDS = 30.0
 """The time for which a process that cannot start waits for the others, to notify them."""
 UNSURE_SECONDS = 3.0
@@ -41,13 +41,13 @@ UNSURE_SECONDS = 3.0
 UNKNOWN_SECONDS = 10.0
 """The time for which a name may be unknown, outside Kubernetes, where a pod has no name before it runs."""
 RETRY_SECONDS = 0.1
-HANDOVER_SECONDS = 20.0
 SPARE_FILES = 512
 READ_SECONDS = 1.0
-"""The time for the rest of a line that a peer has begun, and to send one."""
+"""The time for an introduction that a peer has begun, and to send a message."""
 MAGIC = "spmdkit-rendezvous-1"
 FAILED = "failed"
 """The key of a note with the reason why its process cannot start."""
+CHUNK_BYTES = 2**16
 MAX_BYTES = 2**24
 """The maximum length of a line; a peer that sends more is foreign."""
 UNROUTED = "192.0.2.1"
@@ -94,7 +94,7 @@ def encode(**values: Any) -> bytes:
     return json.dumps({"is": MAGIC, **values}).encode() + b"\n"
 
 
-def decode(text: bytes) -> dict[str, Any] | None:
+def decode(text: bytes | bytearray) -> dict[str, Any] | None:
     """Parses a line; returns None if it is not a message."""
     try:
         values = json.loads(text)
@@ -110,9 +110,20 @@ def send(connection: socket.socket, **values: Any) -> None:
 
 
 def read_hello(connection: socket.socket) -> Hello | None:
-    """Reads the introduction of a process; returns None if the peer is foreign or has left."""
-    with suppress(OSError, ValidationError), connection.makefile("rb") as lines:
-        message = decode(lines.readline(MAX_BYTES)) or {}
+    """Reads the introduction of a process; returns None if the peer is foreign, has left or is too slow."""
+    text, deadline = bytearray(), time.monotonic() + READ_SECONDS
+    with suppress(OSError, ValidationError):
+        while b"\n" not in text[-CHUNK_BYTES:]:
+            left = deadline - time.monotonic()
+            if left <= 0 or len(text) > MAX_BYTES:
+                return None
+            connection.settimeout(left)
+            received = connection.recv(CHUNK_BYTES)
+            if not received:
+                return None
+            text += received
+        connection.settimeout(READ_SECONDS)
+        message = decode(text.partition(b"\n")[0]) or {}
         return HELLO.validate_python(message.get("hello"), strict=True)
     return None
 
@@ -210,23 +221,6 @@ def _unknown_host(job: Job, error: OSError) -> UserError:
     )
 
 
-def wait_until_listening(address: Address, seconds: float = HANDOVER_SECONDS) -> None:
-    """Waits until JAX's coordinator listens; a client of JAX that connects earlier loses a second.
-
-    Args:
-        address: The coordinator's address.
-        seconds: The timeout, after which JAX itself waits.
-    """
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            socket.create_connection(address, timeout=1.0).close()
-        except OSError:
-            time.sleep(0.01)
-        else:
-            return
-
-
 class Participant:
     """A rank other than 0: connects until rank 0 accepts it, and waits until rank 0 releases it."""
 
@@ -310,6 +304,7 @@ class Coordinator:
         self._begin = self._reported = time.monotonic()
         self._status = 0.0
         self._present: dict[int, tuple[Hello, socket.socket | None]] = {0: (mine, None)}
+        self._unknown: dict[socket.socket, float] = {}
         self._skews = {0: 0.0}
         self._selector = selectors.DefaultSelector()
 
@@ -336,9 +331,10 @@ class Coordinator:
         if connection is self._listening.socket:
             with suppress(OSError):
                 accepted, _ = connection.accept()
-                accepted.settimeout(READ_SECONDS)
                 self._selector.register(accepted, selectors.EVENT_READ)
+                self._unknown[accepted] = time.monotonic()
             return
+        self._unknown.pop(connection, None)
         known = [(rank, hello) for rank, (hello, each) in self._present.items() if each is connection]
         hello = None if known else read_hello(connection)
         if hello is not None:
@@ -419,7 +415,6 @@ class Coordinator:
             with suppress(OSError):
                 accepted, _ = self._listening.socket.accept()
                 with closing(accepted):
-                    accepted.settimeout(STATUS_SECONDS)
                     hello = read_hello(accepted)
                     if hello is not None and hello.identity == self._mine.identity:
                         send(accepted, refused=reason)
@@ -427,11 +422,14 @@ class Coordinator:
         raise UserError(reason)
 
     def _check_time(self) -> None:
-        """Reports missing ranks, shows the others that this process is alive, and raises after the timeout."""
+        """Drops idle connections, reports missing ranks, shows that this process is alive; raises after the timeout."""
+        now = time.monotonic()
+        for connection in [each for each, since in self._unknown.items() if now - since > FOREIGN_SECONDS]:
+            del self._unknown[connection]
+            self._close(connection)
         missing = [rank for rank in range(self._job.num_processes) if rank not in self._present]
         if not missing:
             return
-        now = time.monotonic()
         if now - self._begin > self._seconds:
             reason = self._timeout_message(missing)
             self._send(late=reason)

@@ -300,7 +300,8 @@ def _add_mpi_address(facts: Facts | None, nodelist: str | None) -> Facts | None:
     job = facts.variables["identity"]
     identity = f"{facts.source} {facts.identity}"
     nodes = expand_hosts(nodelist, "SLURM_JOB_NODELIST") if nodelist else []
-    if len(nodes) == 1 or facts.local_processes == facts.num_processes:
+    is_on_one_host = facts.local_processes is not None and facts.local_processes == facts.num_processes
+    if len(nodes) == 1 or is_on_one_host:
         nodes = [LOOPBACK]
     if not nodes:
         return facts._replace(identity=identity)
@@ -319,7 +320,9 @@ def expand_hosts(text: str, variable: str) -> list[str]:
         UserError: The list is invalid.
     """
     items = [item.strip() for item in re.split(r",(?![^\[]*\])", text)]
-    if not all(HOST_ITEM.fullmatch(item) for item in items):
+    ranges = [each.split("-") for bracket in re.findall(r"\[(.*?)\]", text) for each in bracket.split(",")]
+    is_valid = all(HOST_ITEM.fullmatch(item) for item in items)
+    if not is_valid or any(int(limits[0]) > int(limits[-1]) for limits in ranges):
         raise UserError(f"{variable}={text[:200]!r} is not a valid host list such as n[1-4,7],login.")
     return [host for item in items for host in _expand_item(item)]
 

@@ -19,8 +19,11 @@ LAUNCHER = "spmdkit launch: "
 COLORS = (36, 33, 35, 32, 34, 31)
 COLOR = re.compile(r"(\x1b\[[0-9;:]*m)")
 RESET = "\x1b[0m"
-GREETING = re.compile(r"\[Gloo\].*|^[^\[]*peer ranks.*")
-"""Gloo's greeting: the threads of a process write it in fragments over each other."""
+GLOO_PIECES = re.compile(
+    r"\[Gloo\] Rank \d*| ?\d* is connected to \d*| ?\d* peer ranks\. "
+    r"| ?Expected number of connected peer ranks is : \d*"
+)
+"""The fragments of Gloo's greeting: the threads of a process write them over each other."""
 HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]")
 """The characters that `printable` writes as escapes."""
 MARKS = re.compile(rb"(?m)^" + MARK.encode())
@@ -265,8 +268,8 @@ def clean(line: str) -> str | None:
     characters are escaped.
     """
     text = line.rstrip("\r\n").rpartition("\r")[2]
-    if GREETING.search(text):
-        text = GREETING.sub("", text)
+    if "[Gloo]" in text or "peer ranks" in text:
+        text = GLOO_PIECES.sub("", text)
         if not text.strip():
             return None
     if not HIDDEN.search(text):

@@ -142,6 +142,14 @@ def test_suggests_keys_options_and_commands(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_errors_of_arguments_escape_control_characters(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "a", "--\x1b[2J"])
+    printed = capsys.readouterr().err
+    assert "\\x1b[2J" in printed
+    assert "\x1b" not in printed
+
+
 @pytest.mark.parametrize("command", [["train"], ["launch", "--on", "local:2x4"]])
 def test_invalid_config_is_one_message(command, capsys):
     arguments = [*command, "quickstart", "train.stps=3", "model.layers=x"]

@@ -110,6 +110,8 @@ def test_find_coordinator(hostfile, monkeypatch):
     assert find_coordinator(two, MpiTarget(hostfile=str(hostfile)), "7") == "here.example.org:7", (
         "others do not reach localhost"
     )
+    hostfile.write_text("localhost\nhere\n")
+    assert find_coordinator(two, MpiTarget(hostfile=str(hostfile)), "7") == "127.0.0.1:7"
 
 
 def test_a_hostfile_that_names_too_few(tmp_path, hostfile):

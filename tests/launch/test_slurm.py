@@ -118,6 +118,24 @@ def test_query_state(scheduler):
     assert query_state("7") is None
 
 
+def test_a_missing_or_hanging_scontrol_is_a_failed_query(scheduler, tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm, "QUERY_SECONDS", 0.3)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert query_state("7") is None
+    scheduler("scontrol")
+    (tmp_path / "tools" / "scontrol").write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'tools'}:/usr/bin:/bin")
+    assert query_state("7") is None
+
+
+def test_waits_for_the_end_of_a_job_without_a_readable_log(tmp_path, monkeypatch):
+    states = iter([None, State("RUNNING", 0), State("FAILED", 3)])
+    monkeypatch.setattr(slurm, "query_state", lambda number: next(states))
+    monkeypatch.setattr(slurm, "POLL_SECONDS", (0.01, 0.01))
+    (tmp_path / "logs" / "slurm-7.log").mkdir(parents=True)  # cannot be read
+    assert slurm.wait_for("7", tmp_path) == 3
+
+
 @pytest.mark.parametrize(
     ("state", "code"),
     [

@@ -8,7 +8,9 @@ import pytest
 from spmdkit.launch import ssh
 from spmdkit.launch.cli import main
 from spmdkit.launch.launchers import LaunchJob, LaunchRequest, find_launcher
+from spmdkit.launch.remote import preflight
 from spmdkit.launch.remote.client import VARIABLE
+from spmdkit.launch.remote.preflight import Refusal
 from spmdkit.mesh.errors import UserError
 from support.runs import write_config
 
@@ -113,6 +115,17 @@ def test_rejects_unset_forwarded_variables(folder, capsys, monkeypatch):
     read(folder, HOSTS + "forward: [HF_TOKEN]\n")
     assert main(["launch", "tiny.yaml", "--on", "ssh:hosts.yaml"]) == 2
     assert "error: forward of the hosts file lists HF_TOKEN, not set on this machine." in capsys.readouterr().err
+
+
+def test_a_host_that_does_not_answer_counts_as_a_failed_attempt(folder, capsys, monkeypatch):
+    answers = {(name, 0): Refusal("does not answer", is_temporary=True) for name in ("me@one", "two")}
+    monkeypatch.setattr(preflight, "ask", lambda *_: answers)
+    assert main(["launch", "tiny.yaml", "--on", "ssh:hosts.yaml", "--restarts", "1"]) == 75
+    told = capsys.readouterr().err
+    assert told.count("host me@one does not answer; host two does not answer") == 2
+    assert "restarting in 1 s from the beginning, restart 1 of 1" in told
+    assert "not restarted: 1 restarts made no newer checkpoint" in told
+    assert not (folder / "run").exists()
 
 
 def test_rejects_a_missing_file():

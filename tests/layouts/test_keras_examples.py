@@ -152,8 +152,8 @@ def test_docstring_of_model_parallel(one_device, shape, shard):
     [
         (lambda mesh: spmdkit.TensorLayout("data", mesh), r"Write TensorLayout\(\('data',\)\)"),
         (lambda mesh: spmdkit.TensorLayout(None, mesh), "axes must have one entry for each dim"),
-        (lambda mesh: spmdkit.DeviceMesh(8, ["batch"]), r"Write DeviceMesh\(\(8,\), \['batch'"),
-        (lambda mesh: spmdkit.DeviceMesh((8,), "batch"), r"Write DeviceMesh\(\(8,\), \['batch'"),
+        (lambda mesh: spmdkit.DeviceMesh(8, ["batch"]), r"one entry for each axis, got shape=8 and"),
+        (lambda mesh: spmdkit.DeviceMesh((8,), "batch"), r"one entry for each axis, got .* axis_names='batch'\. Write"),
         (lambda mesh: spmdkit.set_distribution(mesh), "takes a DataParallel, a ModelParallel or"),
     ],
 )

@@ -4,6 +4,7 @@ import errno
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +42,10 @@ def test_reports_a_removed_working_directory(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == (
         "error: The working directory was removed. Change to another (cd), then try again.\n"
     )
+    error = caught(Path.cwd)
+    with monkeypatch.context() as changed:  # some file systems keep the number of links
+        changed.setattr(os, "stat", lambda path: SimpleNamespace(st_nlink=2))
+        assert known_cause(error) is not None
 
 
 FAILURES = {
@@ -64,7 +69,7 @@ def test_explains_known_failures(name, tmp_path, capsys):
     assert "Traceback" not in printed
 
 
-@pytest.mark.parametrize("number", [errno.EROFS, errno.EIO, errno.EDQUOT, errno.EMFILE])
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EIO, errno.EDQUOT, errno.EMFILE, errno.ENOTCONN, errno.EBUSY])
 def test_errors_of_the_machine_can_be_tried_again(number):
     cause = known_cause(OSError(number, os.strerror(number), "/a"))
     assert cause is not None
@@ -85,6 +90,9 @@ def test_errors_of_a_path_are_invalid_input(number, path):
         lambda: os.write(987, b""),  # EBADF: a descriptor of spmdkit
         lambda: __import__("spmdkit.nothing"),
         lambda: (_ for _ in ()).throw(OSError("without a number")),
+        lambda: (_ for _ in ()).throw(OSError(errno.EINVAL, "Invalid argument", "/a")),
+        lambda: (_ for _ in ()).throw(RuntimeError("RESOURCE_EXHAUSTED, but not from XLA")),
+        lambda: (_ for _ in ()).throw(RuntimeError("out of memory budget")),
         lambda: int("x"),
     ],
 )

@@ -209,7 +209,7 @@ def test_last_sample_is_open_and_others_are_folded(report):
     without_end = Page(report(samples=TEXTS))
     assert without_end.texts["pre"][0] == "text 3"
     assert without_end.text("card samples").count("text ") == 2
-    assert "What the model writes" not in report(samples=[])
+    assert "What the model writes" not in report(samples=[{"step": 1}, {"text": "x"}])
 
 
 def test_many_samples_are_chosen_evenly(report):

@@ -41,6 +41,8 @@ def lines(*records):
         ("config.yaml", None, "The config of the run cannot be read: [Errno 2] No such file"),
         ("config.yaml", "a: [1", "config.yaml is not a valid config of a run"),
         ("config.yaml", "- 1", "it must be a mapping of sections"),
+        ("config.yaml", "train: 3", "it must be a mapping of sections"),
+        ("config.yaml", "run: [1]", "it must be a mapping of sections"),
     ],
 )
 def test_names_corrupt_file(leave, name, text, message):
@@ -94,6 +96,10 @@ def test_seconds_trained_counts_every_step():
 )
 def test_status_is_finished_only_at_the_end(leave, finished, status):
     assert read_run(leave(facts=make_facts(finished=finished))).status == status
+
+
+def test_status_without_a_number_of_steps(leave):
+    assert read_run(leave(train={"steps": "x"}, facts=make_facts(finished=0))).status == "step 30"
 
 
 def test_latest_skips_missing_values():

@@ -270,7 +270,7 @@ HOSTS = {
     "a word for a hosts file": hosts("gpu1\n", "the file must be a mapping such as {hosts: [gpu1, gpu2]}"),
     "a host without a name": hosts("hosts: [{}]\n", "hosts.0.name is required"),
     "a host twice": hosts("hosts: [gpu1, gpu1]\n", "gpu1 is listed twice"),
-    "a host with a space": hosts("hosts: ['gpu 1']\n", "name='gpu 1' is not a valid host"),
+    "a host with a space": hosts("hosts: ['gpu 1']\n", "hosts.yaml", "hosts.0.name='gpu 1' is not a valid host"),
     "a key of another program": hosts(
         "hosts: [{name: a, slots: 2}]\n", "hosts.0.slots is not a valid key", "processes"
     ),

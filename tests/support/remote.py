@@ -10,8 +10,7 @@ from pathlib import Path
 
 from spmdkit.launch.remote.client import FRAME, message
 from spmdkit.launch.remote.preflight import BOOTSTRAP
-from spmdkit.launch.startup.addresses import Address
-from spmdkit.launch.startup.rendezvous import wait_until_listening
+from spmdkit.launch.startup.addresses import Address, wait_until_listening
 from support.processes import wait_for
 
 SSHD = "/usr/sbin/sshd"

@@ -47,6 +47,14 @@ def test_reports_trained_run(tmp_path, capsys, monkeypatch):
     assert "run 4, other 2 steps" in (tmp_path / "compare.html").read_text(encoding="utf-8")
 
 
+def test_names_a_page_that_cannot_be_written(tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text("train: {steps: 4}\n")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 4, "loss": 2.0}\n')
+    code, printed = call(capsys, tmp_path, "--out", tmp_path / "none" / "x.html")
+    assert code == 2
+    assert printed.err.startswith(f"error: {tmp_path}/none/x.html: No such file or directory.")
+
+
 @pytest.mark.parametrize("kind", ["link", "pipe", "script", "log"])
 def test_rejects_a_target_that_is_not_a_page(kind, tmp_path, capsys):
     run, mine = tmp_path / "run", tmp_path / "mine.html"

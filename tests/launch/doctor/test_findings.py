@@ -6,6 +6,7 @@ import pytest
 from spmdkit.launch.cli import main
 from spmdkit.launch.doctor.findings import format_finding, format_text
 from spmdkit.launch.doctor.job_checks import Finding
+from spmdkit.launch.supervision.workers import free_port
 from support.processes import start_each, wait
 from support.runs import write_config
 
@@ -52,6 +53,22 @@ def test_reports_problems(arguments, variables, name, found, config, capsys, mon
     assert any(
         each["name"] == name and each["level"] == "wrong" and found in each["found"] for each in values["findings"]
     )
+
+
+def test_a_process_that_meets_no_other_reports_its_own_rank(capsys, monkeypatch):
+    for name, value in {"JOB_ADDRESSES": f"127.0.0.1:{free_port()}", "NUM_PROCESSES": "4", "PROCESS_ID": "3"}.items():
+        monkeypatch.setenv(f"SPMDKIT_{name}", value)
+    monkeypatch.setenv("SPMDKIT_SIMULATE", "2")
+    assert main(["doctor", "--json", "--wait", "0.3"]) == 2
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert {finding["name"] for finding in findings if finding["level"] == "wrong"} == {"processes"}
+    assert all(finding["ranks"] == [3] for finding in findings)
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
+def test_rejects_invalid_times_to_wait(seconds, capsys):
+    assert main(["doctor", f"--wait={seconds}"]) == 2
+    assert "--wait must be more than 0 seconds and less than a day, got" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def test_cgroups_limit_cores_and_memory(tmp_path, monkeypatch):
 
 
 def test_rejects_small_shared_memory(tmp_path, monkeypatch):
-    assert check_shared_memory(tmp_path) == []
+    assert check_shared_memory(tmp_path) == check_shared_memory(tmp_path / "missing") == []
     monkeypatch.setattr(host_checks, "MIN_SHARED_MEMORY", 2**62)
     (found,) = check_shared_memory(tmp_path)
     assert (found.level, found.fix) == ("wrong", "start the container with --shm-size=8g, or --ipc=host")

@@ -104,6 +104,7 @@ def test_probe_of_a_host(tmp_path, start_agent):
     given = question(directory=str(tmp_path), config="my.yaml", marker="mark", versions=["spmdkit", "none-such"])
     found = answer(start_agent(given))
     assert found["python"] == list(sys.version_info[:3])
+    assert found["spmdkit"]
     assert found["versions"]["spmdkit"]
     assert found["versions"]["none-such"] is None
     assert found["directory"] == str(tmp_path)

@@ -26,6 +26,7 @@ def write(folder, text):
 
 def test_reads_all_keys(tmp_path):
     hosts = read_hosts(write(tmp_path, FULL))
+    assert hosts.source == str(tmp_path / "hosts.yaml")
     first, second = hosts.hosts
     assert first == Host(name="gpu1", processes=8)
     assert second == Host(
@@ -56,12 +57,13 @@ WRONG = {
     "hosts: [gpu1, 7]": "line 1: hosts.1 must be a mapping (key: value), got 7 (integer).",
     "hosts: [gpu1, gpu1]": "gpu1 is listed twice. List it once, with processes: 2 or more.",
     "hosts: [gpu1]\nspares: [gpu1]": "gpu1 is listed twice.",
-    "hosts: [-oProxyCommand=date]": "line 1: name='-oProxyCommand=date' is not a valid host. Use a form such as gpu1,",
+    "hosts: [-oProxyCommand=date]": "line 1: hosts.0.name='-oProxyCommand=date' is not a valid host. Use a form",
     "hosts:\n  - {name: gpu1, prot: 22}": "line 2: hosts.0.prot is not a valid key. Did you mean hosts.0.port?",
+    "hosts: [gpu1]\nhost: gpu2": "line 2: host is not a valid key. Did you mean hosts?",
     "hosts:\n  - {port: 22}": "line 1: hosts.0.name is required.",
     "hosts: [{name: gpu1, port: 70000}]": "hosts.0.port must be at most 65535, got 70000 (integer).",
     "hosts: [{name: gpu1, processes: 300}]": "hosts.0.processes must be at most 256, got 300",
-    "hosts: [{name: gpu1, address: 'a b'}]": "line 1: address='a b' is not a valid host.",
+    "hosts: [{name: gpu1, address: 'a b'}]": "line 1: hosts.0.address='a b' is not a valid host.",
     "hosts: [gpu1]\nprocesses: 0": "line 2: processes must be at least 1, got 0 (integer).",
     "hosts: [gpu1]\nsimulate: 2\ngpus_per_process: 1": "exclude each other. Keep one of them.",
     "hosts: [gpu1]\nforward: [HF-TOKEN]": "forward: 'HF-TOKEN' is not a valid name of a variable.",

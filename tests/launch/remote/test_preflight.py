@@ -39,6 +39,7 @@ def good(**changed) -> dict:
     """The answer of a host that has everything."""
     return {
         "python": list(sys.version_info[:3]),
+        "spmdkit": True,
         "versions": {name: version_of(name) for name in PACKAGES},
         "addresses": {"one": "10.0.0.1", "two": "10.0.0.2", "spare": "10.0.0.3"},
         "directory": "/",
@@ -60,11 +61,17 @@ def test_accepts_a_complete_host():
     assert told(good()) == ""
 
 
+def test_accepts_a_clone_on_the_path(monkeypatch):
+    clone = {**good()["versions"], "spmdkit": None}
+    monkeypatch.setattr(preflight, "version_of", clone.get)
+    assert told(good(versions=clone)) == ""
+
+
 def test_reports_unmet_requirements(tmp_path):
     config = tmp_path / "my.yaml"
     config.write_text("train: {}")
     assert "python3 is Python 3.9.2; spmdkit needs 3.11 or newer." in told(good(python=[3, 9, 2]))
-    assert "python3 lacks spmdkit. Install it there" in told(good(versions={"spmdkit": None}))
+    assert "python3 lacks spmdkit. Install it there" in told(good(spmdkit=False))
     other = good(versions={**good()["versions"], "jax": "0.1", "jaxlib": None})
     assert f"jax is 0.1 there and {version_of('jax')} here. All hosts need the same" in told(other)
     assert f"jaxlib is missing there and {version_of('jaxlib')} here." in told(other)
@@ -90,6 +97,7 @@ def test_reports_too_few_gpus():
         ("one", "127.0.1.1", "it resolves one, the first host, to 127.0.1.1. Set an address of the first host in the"),
         ("one", None, "it resolves one, the first host, to nothing. Set an address"),
         ("127.0.0.1", "127.0.0.1", ""),  # all hosts are one machine
+        ("localhost", "127.0.0.1", ""),
     ],
 )
 def test_check_coordinator(address, ip, problem):
@@ -119,7 +127,7 @@ def test_reports_hosts_without_a_replacement():
 @pytest.fixture
 def hosts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return Hosts(hosts=(ONE, TWO), spares=(SPARE,))
+    return Hosts(hosts=(ONE, TWO), spares=(SPARE,), source="hosts.yaml")
 
 
 def prepared(hosts, monkeypatch, **answers):
@@ -131,9 +139,9 @@ def prepared(hosts, monkeypatch, **answers):
 
 def test_reports_problems_of_all_hosts(hosts, monkeypatch):
     with pytest.raises(UserError) as raised:
-        prepared(hosts, monkeypatch, one=good(versions={"spmdkit": None}), two=MISTAKE, spare=good(marker=False))
+        prepared(hosts, monkeypatch, one=good(spmdkit=False), two=MISTAKE, spare=good(marker=False))
     first, *rest = str(raised.value).splitlines()
-    assert first == "3 problems with the hosts:"
+    assert first == "3 problems with the hosts of hosts.yaml:"
     assert [line.split(":")[0] for line in rest] == ["  one", "  two", "  spare"]
 
 

@@ -1,5 +1,6 @@
 """Addresses, and that the coordinator listens at the announced one alone."""
 
+import errno
 import socket
 import sys
 from pathlib import Path
@@ -57,6 +58,16 @@ def test_a_port_in_use(share, host):
         port = other.getsockname()[1]
         with pytest.raises(PortTaken, match=f"address 127.0.0.1:{port} is in use on .*: another program listens"):
             listen(Address("127.0.0.1", port))
+
+
+def test_a_port_that_needs_permission(monkeypatch):
+    class Unprivileged(socket.socket):
+        def bind(self, address):
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(addresses.socket, "socket", Unprivileged)
+    with pytest.raises(UserError, match=r"not allowed to listen at 127.0.0.1:80: Permission denied\. Choose a port"):
+        listen(Address("127.0.0.1", 80))
 
 
 def test_a_port_that_was_just_used_is_free():

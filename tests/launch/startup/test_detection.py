@@ -104,6 +104,12 @@ def test_finds_no_other_processes(text):
         ("JOB_COMPLETION_INDEX=1", "JOB_COMPLETION_INDEX, this is process 1, but"),
         ("PMIX_RANK=1", "PMIX_RANK, this is process 1, but the number"),
         ("SPMDKIT_NUM_PROCESSES=1 SPMDKIT_PROCESS_ID=1", "SPMDKIT_PROCESS_ID=1 must be in"),
+        ("PMI_RANK=1 PMI_JOBID=7 SPMDKIT_NUM_PROCESSES=2", "the address of process 0 is missing"),
+        (SLURM.replace("n[1-2,7]", "n[4-1]"), r"SLURM_STEP_NODELIST='n\[4-1\]' is not a valid host list"),
+        (
+            f"{OURS} SPMDKIT_LOCAL_RANK=2 SPMDKIT_LOCAL_PROCESSES=2",
+            r"SPMDKIT_LOCAL_RANK=2 must be in 0 \.\. SPMDKIT_LOCAL_PROCESSES - 1 = 1",
+        ),
     ],
 )
 def test_rejects_incomplete_and_contradicting_variables(text, says):

@@ -4,10 +4,11 @@ import socket
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 from spmdkit.launch.startup import rendezvous
-from spmdkit.launch.startup.addresses import Address, PortTaken
+from spmdkit.launch.startup.addresses import Address, PortTaken, wait_until_listening
 from spmdkit.launch.startup.detection import Job
 from spmdkit.launch.startup.rendezvous import (
     Hello,
@@ -15,7 +16,6 @@ from spmdkit.launch.startup.rendezvous import (
     decode,
     encode,
     join_rendezvous,
-    wait_until_listening,
 )
 from spmdkit.launch.supervision.workers import free_port
 from spmdkit.mesh.errors import UserError
@@ -206,6 +206,37 @@ def test_ignores_foreign_connections(ranks, words):
     with socket.create_connection(ranks.job.address) as stranger:
         stranger.sendall(words)
         assert all(each.result(30) for each in [first, ranks.start(1), ranks.start(2)])
+
+
+def test_a_client_that_drips_bytes_does_not_block_the_others(ranks, monkeypatch):
+    monkeypatch.setattr(rendezvous, "READ_SECONDS", 0.3)
+    first = ranks.start(0)
+    ranks.wait_until_here()
+    with socket.create_connection(ranks.job.address) as stranger:
+        met = threading.Event()
+
+        def drip():
+            with suppress(OSError):
+                while not met.wait(0.05):
+                    stranger.sendall(b"[")
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        time.sleep(0.2)  # rank 0 reads
+        try:
+            assert all(each.result(20) for each in [first, ranks.start(1), ranks.start(2)])
+        finally:
+            met.set()
+            dripping.join()
+
+
+def test_drops_idle_connections(ranks, monkeypatch):
+    monkeypatch.setattr(rendezvous, "FOREIGN_SECONDS", 0.2)
+    first = ranks.start(0)
+    ranks.wait_until_here()
+    with socket.create_connection(ranks.job.address, timeout=10) as stranger:
+        assert stranger.recv(1) == b""
+    assert all(each.result(30) for each in [first, ranks.start(1), ranks.start(2)])
 
 
 @pytest.mark.slow_cases("nothing")

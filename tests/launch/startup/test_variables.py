@@ -57,7 +57,7 @@ def test_expands_host_lists(text, hosts):
     assert expand_hosts(text, "SLURM_X") == hosts
 
 
-@pytest.mark.parametrize("text", ["", "n[1-", "a,,b", "n[1-x]", "n[1-99999999]"])
+@pytest.mark.parametrize("text", ["", "n[1-", "a,,b", "n[1-x]", "n[1-99999999]", "n[4-1]", "n[4-1],b"])
 def test_rejects_invalid_host_lists(text):
     with pytest.raises(UserError, match="SLURM_X='"):
         expand_hosts(text, "SLURM_X")

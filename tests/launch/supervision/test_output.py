@@ -22,6 +22,7 @@ from spmdkit.launch.supervision.output import (
 from spmdkit.mesh.known_causes import MARK
 
 GLOO = "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
+OF_A_LIBRARY = "warning: waiting for peer ranks 3 and 4 of my own library"
 
 
 class Looked(io.StringIO):
@@ -105,7 +106,9 @@ def test_tail_keeps_the_last_lines(relayed):
         ("a" + GLOO, "a"),
         ("[Gloo] Rank " + GLOO, None),  # two threads
         ("1 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1\n", None),
+        (GLOO + "error: no data", "error: no data"),  # a thread of the program
         ("worker 1 is connected to 3 hosts", "worker 1 is connected to 3 hosts"),
+        (OF_A_LIBRARY, OF_A_LIBRARY),
         (" 10 %|#   |\r 20 %|##  |\r", " 20 %|##  |"),
         ("\x1b[31mred\x1b[0m \x1b[1;32mgreen\x1b[0m", "\x1b[31mred\x1b[0m \x1b[1;32mgreen\x1b[0m"),
         ("\x1b[31mred for ever", "\x1b[31mred for ever\x1b[0m"),

@@ -98,9 +98,12 @@ def agree_on_start(built: Built, provenance: Provenance) -> None:
     """
     if jax.process_count() == 1:
         return
+    names = (built.config.model["name"], *built.config.optimizer.names)
+    own = {str(name).partition(":")[0] for name in names}  # others may be imported by one process alone
+    hashes = {module: hashed for module, (_, hashed) in provenance.code.items() if module in own}
     found = {
         "the data (fingerprint)": provenance.fingerprint,
-        "the user's own code": _short_hash(str({module: hashed for module, (_, hashed) in provenance.code.items()})),
+        "the user's own code": _short_hash(str(hashes)),
         "the layouts of the parameters": _short_hash(str(built.layouts.table.to_json())),
         "the program of a step (StableHLO)": _short_hash(built.step.lower(built.batch).as_text()),
         **numeric_settings(os.environ, jax_settings()),  # the user's own modules may have changed some

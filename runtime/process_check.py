@@ -52,6 +52,7 @@ SETTINGS_THAT_MAY_DIFFER = re.compile(
 MAX_LISTED = 8
 MAX_CHARACTERS = 80
 NOT_SET = "not set"
+SAME_EVERYWHERE = "Give all of them the same config, data, software and settings"
 SEE_SECONDS = 60.0
 """The time for a file to appear on another host: network file systems cache its absence for so long."""
 POLL_SECONDS = 0.2
@@ -222,13 +223,14 @@ def _flags(text: str) -> dict[str, str]:
     return {name: value if equals else "true" for name, equals, value in parts}
 
 
-def agree(name: str, found: Mapping[str, str], seconds: float) -> None:
+def agree(name: str, found: Mapping[str, str], seconds: float, fix: str = SAME_EVERYWHERE) -> None:
     """Checks that all processes have found the same; every process of the run calls this.
 
     Args:
         name: The name of this comparison, used once.
         found: What this process has found, by name.
         seconds: Seconds to wait for the other processes.
+        fix: What to change if they differ, without a period.
 
     Raises:
         Disagreement: They differ; names the differences and the ranks.
@@ -247,7 +249,7 @@ def agree(name: str, found: Mapping[str, str], seconds: float) -> None:
     raise Disagreement(
         f"The {len(texts)} processes of this run differ, and would train different things together:\n  "
         + "\n  ".join([*lines, *more])
-        + "\nGive all of them the same config, data, software and settings, and start them again; nothing was trained."
+        + f"\n{fix}, and start them again; nothing was trained."
     )
 
 

@@ -75,6 +75,12 @@ def test_compares_only_the_modules_that_the_config_names(ranks, tmp_path, monkey
     assert sent[0] == sent[1] != sent[2]
 
 
+def test_names_the_fix_of_the_caller(ranks):
+    ranks(step="2")
+    with pytest.raises(Disagreement, match=r"\n  step: 1 on rank 0, 2 on rank 1\nName a step, and start them again; "):
+        agreement.agree("which", {"step": "1"}, 1.0, "Name a step")
+
+
 def test_equal_settings_agree(ranks, tmp_path):
     ranks()
     agree_on_config(load_config(write_config(tmp_path)))

@@ -137,7 +137,9 @@ def test_whoever_stood_still_finds_out_before_it_writes(tmp_path):
     with Ownership(tmp_path) as own:
         own.take()
         given(tmp_path)
-        with pytest.raises(OwnershipLost, match=r"now belongs to process 7 on other.*ends without writing") as raised:
+        with pytest.raises(
+            OwnershipLost, match=r"now belongs to process 7 on other.*continues the run\..* ends without writing"
+        ) as raised:
             own.check()
         assert raised.value.exit_code == 75
     assert json.loads((tmp_path / NAME).read_text()) == ELSEWHERE, "it is not removed: it is another's"
@@ -147,7 +149,9 @@ def test_whose_folder_was_emptied_is_told_so(tmp_path):
     with Ownership(tmp_path) as own:
         own.take()
         (tmp_path / NAME).unlink()
-        with pytest.raises(OwnershipLost, match="now belongs to no job: it was emptied, or"):
+        with pytest.raises(
+            OwnershipLost, match=r"was emptied or replaced .*\. Start the same command again: .*ends without writing"
+        ):
             own.check()
 
 

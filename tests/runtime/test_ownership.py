@@ -155,6 +155,40 @@ def test_whose_folder_was_emptied_is_told_so(tmp_path):
             own.check()
 
 
+TAKE = """
+import sys, time
+from pathlib import Path
+from spmdkit.runtime.ownership import DirectoryInUse, Ownership
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    with Ownership(Path(sys.argv[1])) as own:
+        own.take()
+        print("owner", flush=True)
+        sys.stdin.readline()
+        own.check()
+except DirectoryInUse:
+    print("refused", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_one_of_several_processes_takes_an_abandoned_directory(tmp_path):
+    given(tmp_path, **of_this_machine(pid=2**22 + 1))
+    command = [sys.executable, "-c", TAKE, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, **pipes) for _ in range(4)]
+    outputs = [process.stdout for process in processes]
+    assert [output.readline() for output in outputs] == ["ready\n"] * 4
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert sorted(output.readline() for output in outputs) == ["owner\n"] + ["refused\n"] * 3
+    assert [process.communicate("\n", timeout=60)[0] for process in processes] == [""] * 4
+    assert [process.returncode for process in processes] == [0] * 4
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_second_of_two_jobs_is_refused_and_the_first_ends_well(tmp_path):

@@ -13,6 +13,8 @@ lists its files in spmdkit-export.json: --force replaces only what an export wro
 
 import json
 import os
+import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -37,7 +39,7 @@ KINDS = {"safetensors": ".safetensors", "npy": ""}
 MARK = "spmdkit-export.json"
 """File in an exported directory that lists its files; --force replaces a directory only if it contains nothing else."""
 SAVED_BY = "spmdkit"
-"""Mark in the header of an exported .safetensors file."""
+"""Mark of an exported file: in the header of .safetensors, in the comment of the .npz of `spmdkit predict`."""
 ADAPTERS = MERGED, SEPARATE = ("merged", "separate")
 """The choices for low-rank adapters."""
 
@@ -105,7 +107,8 @@ def export(
             parameters, which have none, are exported as they are.
 
     Raises:
-        UserError: The target exists or is invalid; there is nothing to export; or averages are missing.
+        UserError: The target exists or is invalid; there is nothing to export; two arrays would have one name; or
+            averages are missing.
         DamagedCheckpoint: An array is damaged; nothing is left behind.
         CheckpointUnavailable: The machine or the file system cannot read it.
         OSError: The target cannot be written; nothing is left behind.
@@ -124,6 +127,9 @@ def export(
     sources = _sources(stored, whole_state, unstack, merge=lora == MERGED and not whole_state, ema=ema)
     if not sources:
         raise UserError(f"{stored.folder} contains no parameters. Give --whole-state to export everything.")
+    names = Counter(name for source in sources for name in source.names)
+    if twice := [name for name, number in names.items() if number > 1]:
+        raise UserError(f"Two arrays of {stored.folder} would have the name {twice[0]!r}. Give --whole-state.")
     write = _write_safetensors if target.suffix == ".safetensors" else _write_directory
     with atomic_write(target) as partial:
         widened = write(stored, sources, partial)
@@ -192,7 +198,10 @@ def _is_exported_directory(folder: Path) -> bool:
 
 def _is_exported_file(file: Path) -> bool:
     with file.open("rb") as opened:
-        return opened.read(100)[8:].startswith(f'{{"__metadata__":{{"saved_by":"{SAVED_BY}"'.encode())
+        begin = opened.read(100)
+    if begin[8:].startswith(f'{{"__metadata__":{{"saved_by":"{SAVED_BY}"'.encode()):
+        return True
+    return zipfile.is_zipfile(file) and zipfile.ZipFile(file).comment == SAVED_BY.encode()
 
 
 def _sources(stored: StoredCheckpoint, whole_state: bool, unstack: bool, *, merge: bool, ema: bool) -> list[_Source]:

@@ -76,11 +76,11 @@ class StoredCheckpoint:
         with reading(self.folder):
             description = read_description(self.folder)
             tree: dict[str, Any] = dict(_handler().metadata(epath.Path(self.folder / STATE)).tree)
-        self.about: dict[str, Any] = description["about"]
-        self.notes: dict[str, Any] = description["notes"]
-        self.step: int = description["step"]
-        self.saved: float = description["saved"]
-        self.checksums: dict[str, int] = description["checksums"]
+            self.about: dict[str, Any] = description["about"]
+            self.notes: dict[str, Any] = description["notes"]
+            self.step: int = description["step"]
+            self.saved: float = description["saved"]
+            self.checksums: dict[str, int] = description["checksums"]
         self.arrays = {
             path: jax.ShapeDtypeStruct(tuple(array.shape), np.dtype(array.dtype)) for path, array in tree.items()
         }
@@ -192,10 +192,16 @@ def open_fitting(folder: Path, abstract_state: Any) -> StoredCheckpoint:
         abstract_state: A pytree of ShapeDtypeStructs.
 
     Raises:
-        CheckpointError: Its arrays differ from those of the state; every path that differs is named.
+        CheckpointError: Its directory has the name of another step, or its arrays differ from those of the state;
+            every path that differs is named.
         DamagedCheckpoint, CheckpointUnavailable: As `StoredCheckpoint`.
     """
     stored = StoredCheckpoint(folder)
+    if str(stored.step) != folder.name:
+        raise CheckpointError(
+            f"The checkpoint {folder} was renamed: it is the state of step {stored.step}. Give its directory the name "
+            f"{stored.step} again."
+        )
     problems = differences(stored_arrays(abstract_state), stored.arrays)
     if problems:
         raise mismatch(

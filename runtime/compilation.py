@@ -245,7 +245,10 @@ def open_cache(run: RunConfig, simulated: int, rendezvous: float, say: Callable[
         warning = f"warning: compiled programs are not kept in {directory.path}: {problem}."
         say(f"{warning} Set run.cache, or run.cache: none.")
         directory = CacheDirectory("", problem)
-    if not {"JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"} & {*os.environ}:
+    if (
+        directory.origin != "JAX_COMPILATION_CACHE_DIR"
+        and "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ
+    ):
         jax.config.update(MIN_SECONDS, MIN_COMPILE_SECONDS)
     before = getattr(jax.config, DIRECTORY)
     jax.config.update(DIRECTORY, directory.path or None)

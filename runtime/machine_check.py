@@ -36,10 +36,17 @@ def check_directory(folder: Path) -> None:
         folder: The absolute path of `run.dir`.
 
     Raises:
-        UserError: Its name is too long, a file is in its place or in that of a parent, it is not writable, or a part of
-            a run in it is a directory instead of a file or the other way round (lists all of them).
-        DirectoryUnavailable: The file system is full, read-only or broken.
+        UserError: Its name is too long or not UTF-8, a file is in its place or in that of a parent, it is not writable,
+            or a part of a run in it is of another kind, such as a directory instead of a file (lists all of them).
+        DirectoryUnavailable: The file system, or that of a part of the run, is full, read-only or broken.
     """
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"The directory {folder} of run.dir has a name that is not valid UTF-8, so no checkpoint can be saved in "
+            "it. Set run.dir to another directory."
+        ) from None
     try:
         with suppress(FileNotFoundError):
             os.lstat(folder / LONG_NAME)  # only for its errors: a name that is too long, or a file in the way
@@ -61,17 +68,27 @@ def check_directory(folder: Path) -> None:
 
 
 def _problem(path: Path, kind: Kind) -> str:
-    """Returns the problem of one part of a run; "" if it is missing or usable."""
+    """Returns the problem of one part of a run; "" if it is missing or usable.
+
+    Raises:
+        DirectoryUnavailable: Its file system is read-only.
+    """
     if not os.path.lexists(path):
         return ""
-    names = {True: "directory", False: "file"}
-    is_directory, expected = path.is_dir(), kind == "folder"
-    if path.exists() and is_directory != expected:
+    if path.is_dir():
+        found = "directory"
+    elif path.exists():
+        found = "file" if path.is_file() else "device or pipe"
+    else:
+        found = "broken symbolic link"
+    expected = "directory" if kind == "folder" else "file"
+    if found != expected:
         return (
-            f"{path} is a {names[is_directory]}; a run keeps a {names[expected]} of that name. Move it, or set run.dir "
-            "to another directory."
+            f"{path} is a {found}; a run keeps a {expected} of that name. Move it, or set run.dir to another directory."
         )
-    if os.access(path, os.R_OK | os.W_OK | (os.X_OK if expected else 0)):
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        raise explain_unusable(path, OSError(errno.EROFS, os.strerror(errno.EROFS)))
+    if os.access(path, os.R_OK | os.W_OK | (os.X_OK if kind == "folder" else 0)):
         return ""
     return f"{path} is not readable and writable. Change its permissions, or set run.dir to another directory."
 

@@ -215,10 +215,14 @@ class Ownership:
             return
         owner = read_owner(self._path.parent)
         if owner != self._mine:
-            raise OwnershipLost(
-                f"{self._path.parent} now belongs to {owner or 'no job'}: it was emptied, or this process was stopped "
-                f"for more than {STALE_SECONDS:.0f} s and another job took it over. This run ends without writing."
+            why = (
+                f"{self._path.parent} now belongs to {owner}, which took it over because this process had been stopped "
+                f"for more than {STALE_SECONDS:.0f} s. The other job continues the run"
+                if owner
+                else f"{self._path.parent} was emptied or replaced while this job trained in it. Start the same "
+                "command again: it begins anew, or continues if the checkpoints are put back"
             )
+            raise OwnershipLost(f"{why}. This job ends without writing.")
 
     def _touch(self) -> None:
         while not self._end.wait(TOUCH_SECONDS):

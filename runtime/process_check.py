@@ -52,6 +52,7 @@ SETTINGS_THAT_MAY_DIFFER = re.compile(
 MAX_LISTED = 8
 MAX_CHARACTERS = 80
 NOT_SET = "not set"
+SAME_EVERYWHERE = "Give all of them the same config, data, software and settings"
 SEE_SECONDS = 60.0
 """The time for a file to appear on another host: network file systems cache its absence for so long."""
 POLL_SECONDS = 0.2
@@ -98,9 +99,12 @@ def agree_on_start(built: Built, provenance: Provenance) -> None:
     """
     if jax.process_count() == 1:
         return
+    names = (built.config.model["name"], *built.config.optimizer.names)
+    own = {str(name).partition(":")[0] for name in names}  # others may be imported by one process alone
+    hashes = {module: hashed for module, (_, hashed) in provenance.code.items() if module in own}
     found = {
         "the data (fingerprint)": provenance.fingerprint,
-        "the user's own code": _short_hash(str({module: hashed for module, (_, hashed) in provenance.code.items()})),
+        "the user's own code": _short_hash(str(hashes)),
         "the layouts of the parameters": _short_hash(str(built.layouts.table.to_json())),
         "the program of a step (StableHLO)": _short_hash(built.step.lower(built.batch).as_text()),
         **numeric_settings(os.environ, jax_settings()),  # the user's own modules may have changed some
@@ -219,13 +223,14 @@ def _flags(text: str) -> dict[str, str]:
     return {name: value if equals else "true" for name, equals, value in parts}
 
 
-def agree(name: str, found: Mapping[str, str], seconds: float) -> None:
+def agree(name: str, found: Mapping[str, str], seconds: float, fix: str = SAME_EVERYWHERE) -> None:
     """Checks that all processes have found the same; every process of the run calls this.
 
     Args:
         name: The name of this comparison, used once.
         found: What this process has found, by name.
         seconds: Seconds to wait for the other processes.
+        fix: What to change if they differ, without a period.
 
     Raises:
         Disagreement: They differ; names the differences and the ranks.
@@ -244,7 +249,7 @@ def agree(name: str, found: Mapping[str, str], seconds: float) -> None:
     raise Disagreement(
         f"The {len(texts)} processes of this run differ, and would train different things together:\n  "
         + "\n  ".join([*lines, *more])
-        + "\nGive all of them the same config, data, software and settings, and start them again; nothing was trained."
+        + f"\n{fix}, and start them again; nothing was trained."
     )
 
 

@@ -26,7 +26,9 @@ from .build_run import Built, data_facts
 
 NAME = "provenance.json"
 PACKAGES = ("spmdkit", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
-INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
+INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib"))
+SCRIPTS = ("__main__", "__mp_main__")
+"""Names of the script that was started; a process of `multiprocessing` imports it under the second."""
 
 
 class Provenance(NamedTuple):
@@ -51,7 +53,7 @@ def provenance_of(built: Built) -> Provenance:
 
 
 def user_code(name: str) -> dict[str, tuple[str, str]]:
-    """Returns the source of the user's own `module:function`, and of the imported modules beside it.
+    """Returns the source of the user's own `module:function`, and of the imported modules beside its top package.
 
     Args:
         name: A name in a config; names without a function come with spmdkit.
@@ -63,8 +65,9 @@ def user_code(name: str) -> dict[str, tuple[str, str]]:
     path = _source_file(main) if ":" in name else ""
     if not path:
         return {}
-    folder = os.path.dirname(path) + os.sep
-    files = {module: _source_file(module) for module in sorted(sys.modules) if module != "__main__"}
+    levels = main.count(".") + (os.path.basename(path) == "__init__.py")
+    folder = os.path.join(Path(path).parents[levels], "")
+    files = {module: _source_file(module) for module in sorted(sys.modules) if module not in SCRIPTS}
     return {
         module: (file, hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest())
         for module, file in files.items()

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -148,15 +149,18 @@ def _set_aside(folder: Path) -> list[str]:
     if not names:
         return []
     aside = _aside(folder)
+    path = folder
     try:
         aside.mkdir()
-        for name in names:
-            (folder / name).rename(aside / name)
+        for path in [folder / name for name in names]:
+            path.rename(aside / path.name)
     except OSError as error:
+        with suppress(OSError):  # it is missing, or contains what was moved
+            aside.rmdir()
         if error.errno in MACHINE:
             raise explain_unusable(aside, error) from error
         raise UserError(
-            f"{folder} cannot be moved to {aside}: {reason(error)}. Move it yourself, or set run.dir to another "
+            f"{path} cannot be moved to {aside}: {reason(error)}. Move it yourself, or set run.dir to another "
             "directory."
         ) from error
     return [f"Moved the run in {folder} to {aside}: {', '.join(names)}."]
@@ -190,9 +194,14 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _check_metrics(path: Path) -> None:
     """Raises an error if metrics.jsonl is not the log of a run, because it would be rewritten."""
-    for record in read_metrics(path) if path.exists() else []:
-        if type(record.get("step")) is not int:
-            raise UserError(f"{path} is not the log of a run, it contains {str(record)[:90]}. Restore it, {REMEDY}")
+    if not path.exists():
+        return
+    wrong = [str(record) for record in read_metrics(path) if type(record.get("step")) is not int]
+    unfinished = path.read_bytes().strip(b"\0").rpartition(b"\n")[2]
+    if unfinished and not unfinished.startswith(b"{"):
+        wrong.append(repr(unfinished[:80]))
+    if wrong:
+        raise UserError(f"{path} is not the log of a run, it contains {wrong[0][:90]}. Restore it, {REMEDY}")
 
 
 def _check_same_run(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:

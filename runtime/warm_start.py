@@ -60,7 +60,8 @@ class WarmStart:
             raise DamagedCheckpoint(_with_advice(error)) from error
         checksums = hashlib.sha256(repr(sorted(self._stored.checksums.items())).encode()).hexdigest()[:12]
         mine = f"{self._stored.folder.name} (checksums {checksums})"  # hosts may see different latest checkpoints
-        agree("the checkpoint to start from", {"the step of checkpoint.start_from": mine}, seconds)
+        fix = "Name one of its steps, as <run>/<step>, by an absolute path on a file system that all hosts mount"
+        agree("the checkpoint to start from", {"the step of checkpoint.start_from": mine}, seconds, fix)
         wanted = {path: leaf for path, leaf in leaves_with_paths(abstract) if leaf.size}
         held = {
             path.removeprefix(GROUP): array for path, array in self._stored.arrays.items() if path.startswith(GROUP)

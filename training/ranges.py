@@ -40,12 +40,12 @@ def violated_rules(hint: Any, value: Any) -> Iterator[str]:
         kind, *ranges = get_args(hint)
         if isinstance(value, bool) or not isinstance(value, numbers.Integral if kind is int else numbers.Real):
             yield "an integer" if kind is int else "a number"
-        elif not math.isfinite(value):
+        elif not isinstance(value, numbers.Integral) and not math.isfinite(value):
             yield "a finite number"
         else:
             for name, (holds, words) in RULES.items():
                 limits = [getattr(each, name) for each in ranges if hasattr(each, name)]
-                yield from (f"{words} {limit:g}" for limit in limits if not holds(value, limit))
+                yield from (f"{words} {limit:.10g}" for limit in limits if not holds(value, limit))
     elif isinstance(value, tuple):
         for part in get_args(hint):
             for inner, item in zip(get_args(part), value, strict=False):

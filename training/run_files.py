@@ -90,6 +90,8 @@ def check_output(folder: Path, path: str, kind: Kind, key: str, allowed: str, *,
         existing = next(each for each in (target, *target.parents) if each.exists())
         with existing.open("ab") if existing.is_file() else tempfile.TemporaryFile(dir=existing):
             pass
+    except UserError:
+        raise
     except (OSError, ValueError) as error:
         raise UserError(f"{given} cannot be written: {reason(error)}. Choose another path.") from error
 

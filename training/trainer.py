@@ -9,13 +9,15 @@ It holds a step and its state, and calls `fit` (callbacks), `evaluate_sources` (
 no run directory; `Checkpoints` save if they are given.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optax
 
+from ..checkpoints.manager import Checkpoints
 from ..data.batches import train_batches
 from ..data.examples import PAIR, as_arrays
 from ..data.source import Source, Splits
@@ -111,8 +113,14 @@ class Trainer:
         epochs: int = 1,
         steps: int | None = None,
         evaluation: Any = None,
+        evaluate_every: int = 0,
+        callbacks: Sequence[Any] = (),
+        checkpoints: Checkpoints | None = None,
+        save_every: int = 0,
+        folder: Path | str = ".",
         shuffle: bool = True,
-        **options: Any,
+        log_every: int = 10,
+        say: Callable[[str], None] = print,
     ) -> Fitted:
         """Trains from the current state.
 
@@ -124,9 +132,14 @@ class Trainer:
             steps: Optimizer steps, instead of epochs.
             evaluation: Data of the same kinds, evaluated at the end and every `evaluate_every` steps. Callbacks and
                 records get `eval_loss`, and each of the model's metrics with the prefix `eval_`.
+            evaluate_every: Steps between two evaluations; 0 = only at the end, and if callbacks ask.
+            callbacks: See `fit` and docs/callbacks.md.
+            checkpoints: Saves the state; None saves nothing.
+            save_every: Steps between two saves; 0 = only at the end, and if callbacks ask.
+            folder: The directory for the callbacks' files.
             shuffle: False for the data's own order in every epoch.
-            options: Further arguments of `spmdkit.fit`: callbacks, evaluate_every, checkpoints, save_every, folder,
-                log_every and say.
+            log_every: Steps between two logged steps.
+            say: Prints a line.
 
         Returns:
             The last state, the steps since the trainer was created, the reason for an early end, and the records.
@@ -151,22 +164,24 @@ class Trainer:
             shuffle=shuffle,
         )
         held_out = [*rows_in_order(evaluation)] if evaluation is not None else []
-
-        def evaluate(state: TrainState) -> dict[str, float]:
-            return {f"eval_{name}": value for name, value in self._evaluate(state, held_out).items()}
-
         self._predictor = None
         with closing(batches):
             fitted = fit(
                 self.step,
                 self.state,
                 batches,
-                evaluate=None if evaluation is None else evaluate,
+                callbacks=callbacks,
+                evaluate=None if evaluation is None else lambda state: self._evaluate_held_out(state, held_out),
+                evaluate_every=evaluate_every,
+                checkpoints=checkpoints,
+                save_every=save_every,
+                folder=folder,
                 start=start,
                 num_steps=start + number,
                 global_batch=self.global_batch,
                 examples=examples,
-                **options,
+                log_every=log_every,
+                say=say,
             )
         self.state = fitted.state
         return fitted
@@ -203,6 +218,9 @@ class Trainer:
             raise UserError("There is nothing to predict: the data is empty.")
         whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         return next(iter(whole.values())) if [*whole] == [*named(0)] else whole
+
+    def _evaluate_held_out(self, state: TrainState, sources: Iterable[Any]) -> dict[str, float]:
+        return {f"eval_{name}": value for name, value in self._evaluate(state, sources).items()}
 
     def _evaluate(self, state: TrainState, sources: Iterable[Any]) -> dict[str, float]:
         return evaluate_sources(self.step, state.params, state.model_state, sources, global_batch=self.global_batch)

@@ -10,9 +10,11 @@
 The data is opened on first use: predictions and generation do not need it.
 """
 
+import os
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -28,6 +30,7 @@ from ...data.config import FILE_SOURCES
 from ...mesh.compat import backend_started
 from ...mesh.processes import broadcast_text
 from ..build_run import keep_programs, prepare_devices
+from ..process_check import POLL_SECONDS, SEE_SECONDS
 from ..provenance import changed_model
 from .find_run import FoundRun, find_run
 from .fitting import devices_of, fit_given, fit_own
@@ -141,7 +144,7 @@ def agree_on_checkpoint(place: FoundRun, seconds: float) -> Path:
         The requested checkpoint, or the latest one that process 0 sees.
 
     Raises:
-        CheckpointError: There is none, or this process does not see that of process 0.
+        CheckpointError: There is none, or this process does not see that of process 0 within a minute.
         ProcessesMissing: Process 0 did not answer.
     """
     if place.found.chosen is not None or jax.process_count() == 1:
@@ -152,10 +155,15 @@ def agree_on_checkpoint(place: FoundRun, seconds: float) -> Path:
     if not name:
         raise CheckpointError(f"No complete checkpoint in {place.found.checkpoints}, as rank 0 sees it.")
     folder = place.found.checkpoints / name
+    deadline = time.monotonic() + SEE_SECONDS
+    while not folder.is_dir() and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        with suppress(OSError):
+            os.listdir(folder.parent)  # refreshes the cache of a network file system
     if not folder.is_dir():
         raise CheckpointError(
             f"Rank 0 loads the checkpoint {folder}, and rank {jax.process_index()} sees none there. Give a path on a "
-            "file system that all hosts mount, under the same name; network file systems may show it a minute later."
+            "file system that all hosts mount, under the same name."
         )
     return folder
 

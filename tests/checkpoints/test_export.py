@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from spmdkit.checkpoints import export as export_file
 from spmdkit.checkpoints import restore as restore_file
 from spmdkit.checkpoints.damage import CheckpointError, DamagedCheckpoint
 from spmdkit.checkpoints.export import export, npy_dtype
@@ -111,6 +112,14 @@ def test_a_full_disk_ends_with_a_message_and_leaves_nothing(original, tmp_path, 
     assert ended.stderr.startswith(f"error: {tmp_path / kind}")
     assert "larger than allowed (ulimit -f)" in ended.stderr
     assert os.listdir(tmp_path) == []
+
+
+def test_rejects_two_arrays_of_one_name(stored, tmp_path, monkeypatch):
+    monkeypatch.setattr(export_file, "own_name", lambda library, path: path.split("/")[-1])
+    stored.arrays["params/other/norm"] = stored.arrays["params/norm"]
+    with pytest.raises(UserError, match=r"Two arrays of .*/20 would have the name 'norm'\. Give --whole-state\."):
+        export(stored, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_rejects_invalid_targets(stored, tmp_path):

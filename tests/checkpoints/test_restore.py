@@ -1,6 +1,8 @@
 """Reading checkpoints onto any mesh, in whole or in part, and on the host; no flipped bit is restored."""
 
 import errno
+import hashlib
+import json
 import os
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 from spmdkit.checkpoints import restore as restore_file
 from spmdkit.checkpoints.damage import CheckpointError, CheckpointUnavailable, DamagedCheckpoint
+from spmdkit.checkpoints.directory import DESCRIPTION
 from spmdkit.checkpoints.manager import Checkpoints
 from spmdkit.checkpoints.restore import Restored, StoredCheckpoint, read_averages, read_tree, restore_newest
 from spmdkit.layouts.paths import leaves_with_paths
@@ -63,6 +66,15 @@ def test_names_every_difference_from_the_state(written):
     assert "params/bias: not in the checkpoint" in message
     assert "... and 14 more" in message
     assert "run.dir" in message
+
+
+def test_rejects_a_renamed_checkpoint(written):
+    (written / "20").rename(written / "30")
+    state = placed(host_state(0), 1, "data", split=False)
+    with Checkpoints(written, keep=3, abstract_state=abstract(state)) as checkpoints:
+        for use in (checkpoints.restore, checkpoints.check_fits):
+            with pytest.raises(CheckpointError, match=r"/30 was renamed: it is the state of step 20\. "):
+                use()
 
 
 def test_check_fits_reads_no_array(written, monkeypatch):
@@ -248,6 +260,17 @@ def test_a_flipped_bit_is_damage(run):
     damage(run / "checkpoints" / "20", "flip")
     with pytest.raises(DamagedCheckpoint, match="/20 is damaged: "):
         StoredCheckpoint(run / "checkpoints" / "20").read(["params/norm", "params/blocks/kernel"])
+
+
+@pytest.mark.parametrize("key", ["step", "about", "notes", "saved", "checksums", "files"])
+def test_a_description_of_another_version_is_an_error_of_the_checkpoint(run, key):
+    path = run / "checkpoints" / "20" / DESCRIPTION
+    description = json.loads(path.read_bytes())["description"]
+    del description[key]
+    digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps({"description": description, "sha256": digest}))
+    with pytest.raises(CheckpointError, match=rf"/20 cannot be opened: KeyError: '{key}'"):
+        StoredCheckpoint(path.parent)
 
 
 # A part of the state onto a mesh

@@ -75,6 +75,8 @@ def test_completes_callbacks(tmp_path):
     (tmp_path / "resolved.yaml").write_text(resolved_yaml(config))
     assert load_config(tmp_path / "resolved.yaml") == config
     assert load_config("quickstart", ["callbacks=[csv]"]).callbacks == (csv,)
+    (never,) = load_config("quickstart", [f"callbacks=[{{name: early_stopping, patience: {10**400}}}]"]).callbacks
+    assert never["patience"] == 10**400
 
 
 def test_reads_layout_rules(write):

@@ -55,6 +55,22 @@ def test_keeps_directory_of_the_environment(monkeypatch):
     assert cache_directory("/mine", on_cpu=True).path.startswith("/mine/")
 
 
+@pytest.mark.parametrize(("cache", "seconds"), [("", 1.0), ("mine", 0.0)])
+def test_stores_small_programs_outside_the_directory_of_the_environment(
+    cache, seconds, unconfigured, monkeypatch, tmp_path
+):
+    name = "jax_persistent_cache_min_compile_time_secs"
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "given"))
+    monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)
+    before = getattr(jax.config, name)
+    jax.config.update(name, 1.0)
+    try:
+        open_cache(RunConfig(cache=cache and str(tmp_path / cache)), 8, 1.0, print)
+        assert getattr(jax.config, name) == seconds
+    finally:
+        jax.config.update(name, before)
+
+
 @pytest.mark.parametrize("kind", ["file", "none"])
 def test_unusable_directory_only_warns(kind, unconfigured, tmp_path):
     (tmp_path / "file").write_text("")

@@ -3,6 +3,8 @@
 import errno
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,22 @@ def test_every_piece_of_the_wrong_kind_is_named(tmp_path):
     assert sum("is a file; a run keeps a directory of that name." in line for line in lines) == 2
 
 
+def test_links_that_lead_nowhere_and_pipes_are_named(tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "none")
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "none")
+    os.mkfifo(tmp_path / "report.json")
+    (tmp_path / "goodput.jsonl").symlink_to("/dev/null")
+    with pytest.raises(ValueError) as info:
+        check_directory(tmp_path)
+    said = [line.partition(" Move it,")[0] for line in str(info.value).splitlines()]
+    assert said == [
+        f"{tmp_path / 'checkpoints'} is a broken symbolic link; a run keeps a directory of that name.",
+        f"{tmp_path / 'metrics.jsonl'} is a broken symbolic link; a run keeps a file of that name.",
+        f"{tmp_path / 'report.json'} is a device or pipe; a run keeps a file of that name.",
+        f"{tmp_path / 'goodput.jsonl'} is a device or pipe; a run keeps a file of that name.",
+    ]
+
+
 @pytest.mark.parametrize(
     ("number", "error", "exit_code"),
     [
@@ -94,6 +112,46 @@ def test_whose_fault_it_is(number, error, exit_code, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+MOUNTED = """
+import sys
+from pathlib import Path
+from spmdkit.runtime.machine_check import check_directory
+try:
+    check_directory(Path(sys.argv[1]))
+except Exception as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+
+
+@pytest.mark.slow_cases("ro-Read-only file system", "size=16k-No space left on device")
+@pytest.mark.skipif(sys.platform != "linux", reason="unshare is Linux's")
+@pytest.mark.parametrize(
+    ("options", "reason"), [("ro", "Read-only file system"), ("size=16k", "No space left on device")]
+)
+def test_a_real_file_system_that_takes_nothing(options, reason, tmp_path):
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = f'mount -t tmpfs -o {options} none {place} && exec "$@"'
+    if subprocess.run(["unshare", "-rm", "sh", "-c", f"{mounted}", "sh", "true"], capture_output=True).returncode:
+        pytest.skip("`unshare -rm` may not mount here: run this as root, or allow user namespaces")
+    command = ["unshare", "-rm", "sh", "-c", mounted, "sh", sys.executable, "-c", MOUNTED, str(place / "run")]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, reason in ended.stdout) == (75, True), ended.stdout + ended.stderr
+
+
+@pytest.mark.slow
+def test_a_real_read_only_mount_at_the_checkpoints(tmp_path):
+    place = tmp_path / "run" / "checkpoints"
+    place.mkdir(parents=True)
+    mounted = f'mount -t tmpfs -o ro none {place} && exec "$@"'
+    if subprocess.run(["unshare", "-rm", "sh", "-c", mounted, "sh", "true"], capture_output=True).returncode:
+        pytest.skip("`unshare -rm` may not mount here: run this as root, or allow user namespaces")
+    command = ["unshare", "-rm", "sh", "-c", mounted, "sh", sys.executable, "-c", MOUNTED, str(tmp_path / "run")]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, "Read-only file system" in ended.stdout) == (75, True), ended.stdout + ended.stderr
+
+
 @pytest.mark.parametrize(
     ("pieces", "expected"),
     [
@@ -111,6 +169,15 @@ def test_what_makes_a_folder_a_run(pieces, expected, tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert is_run(tmp_path) == expected
+
+
+def test_a_name_that_is_no_text(tmp_path, monkeypatch):
+    """Also where only the working directory has it: every save would fail there, and be tried again."""
+    folder = tmp_path / os.fsdecode(b"r\xffn")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(UserError, match=r"of run\.dir has a name that is not valid UTF-8, so no checkpoint"):
+        check_directory(Path("run").absolute())
 
 
 WIDE = ["model.widths=[16000000, 1000000]"]  # 1.6e13 parameters, and adamw's two averages of each

@@ -137,7 +137,9 @@ def test_whoever_stood_still_finds_out_before_it_writes(tmp_path):
     with Ownership(tmp_path) as own:
         own.take()
         given(tmp_path)
-        with pytest.raises(OwnershipLost, match=r"now belongs to process 7 on other.*ends without writing") as raised:
+        with pytest.raises(
+            OwnershipLost, match=r"now belongs to process 7 on other.*continues the run\..* ends without writing"
+        ) as raised:
             own.check()
         assert raised.value.exit_code == 75
     assert json.loads((tmp_path / NAME).read_text()) == ELSEWHERE, "it is not removed: it is another's"
@@ -147,8 +149,44 @@ def test_whose_folder_was_emptied_is_told_so(tmp_path):
     with Ownership(tmp_path) as own:
         own.take()
         (tmp_path / NAME).unlink()
-        with pytest.raises(OwnershipLost, match="now belongs to no job: it was emptied, or"):
+        with pytest.raises(
+            OwnershipLost, match=r"was emptied or replaced .*\. Start the same command again: .*ends without writing"
+        ):
             own.check()
+
+
+TAKE = """
+import sys, time
+from pathlib import Path
+from spmdkit.runtime.ownership import DirectoryInUse, Ownership
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    with Ownership(Path(sys.argv[1])) as own:
+        own.take()
+        print("owner", flush=True)
+        sys.stdin.readline()
+        own.check()
+except DirectoryInUse:
+    print("refused", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_one_of_several_processes_takes_an_abandoned_directory(tmp_path):
+    given(tmp_path, **of_this_machine(pid=2**22 + 1))
+    command = [sys.executable, "-c", TAKE, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, **pipes) for _ in range(4)]
+    outputs = [process.stdout for process in processes]
+    assert [output.readline() for output in outputs] == ["ready\n"] * 4
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert sorted(output.readline() for output in outputs) == ["owner\n"] + ["refused\n"] * 3
+    assert [process.communicate("\n", timeout=60)[0] for process in processes] == [""] * 4
+    assert [process.returncode for process in processes] == [0] * 4
 
 
 @pytest.mark.long

@@ -63,6 +63,24 @@ def test_refuses_another_setting(setting, value, says, when, ranks, tmp_path, mo
     assert f"\n  {setting}: {says}\n" in str(found.value)
 
 
+def test_compares_only_the_modules_that_the_config_names(ranks, tmp_path, monkeypatch):
+    config = load_config(write_config(tmp_path, model={"name": "net_of_mine:make"}))
+    built = SimpleNamespace(**{**vars(BUILT), "config": config})
+    sent = []
+    ranks()
+    monkeypatch.setattr(agreement, "agree", lambda name, found, seconds: sent.append(found))
+    for code in ({"net_of_mine": "1"}, {"net_of_mine": "1", "imported_on_rank_0": "1"}, {"net_of_mine": "2"}):
+        made_of = Provenance("", "", {module: (f"{module}.py", hashed) for module, hashed in code.items()})
+        agree_on_start(built, made_of)  # pyright: ignore[reportArgumentType]
+    assert sent[0] == sent[1] != sent[2]
+
+
+def test_names_the_fix_of_the_caller(ranks):
+    ranks(step="2")
+    with pytest.raises(Disagreement, match=r"\n  step: 1 on rank 0, 2 on rank 1\nName a step, and start them again; "):
+        agreement.agree("which", {"step": "1"}, 1.0, "Name a step")
+
+
 def test_equal_settings_agree(ranks, tmp_path):
     ranks()
     agree_on_config(load_config(write_config(tmp_path)))

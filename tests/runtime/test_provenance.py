@@ -1,6 +1,9 @@
 """The origin of a run: changed data is an error, changed source code of the user a warning."""
 
+import importlib
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,8 +11,9 @@ import numpy as np
 import pytest
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import main
+from spmdkit.runtime import provenance
 from spmdkit.runtime.build_run import build
-from spmdkit.runtime.provenance import describe_run, remarks
+from spmdkit.runtime.provenance import describe_run, remarks, user_code
 from support.runs import listing, write_config
 from support.user_code import LAYERS, MODEL, OPTIMIZER, OWN, edit, provenance_of_config
 
@@ -43,6 +47,51 @@ def test_model_of_the_catalog_has_no_files(tmp_path):
 def test_finds_source_files_beside_the_module(config):
     found = provenance_of_config(config)
     assert {name: Path(path).name for name, (path, _) in found.code.items()} == {name: f"{name}.py" for name in OWN}
+
+
+@pytest.mark.parametrize("name", ["pkg_of_mine", "pkg_of_mine.models.net"])
+def test_finds_the_whole_package(name, tmp_path, monkeypatch):
+    (tmp_path / "pkg_of_mine" / "models").mkdir(parents=True)
+    for path in ("__init__.py", "layers.py", "models/__init__.py", "models/net.py"):
+        (tmp_path / "pkg_of_mine" / path).write_text("")
+    (tmp_path / "pkg_of_mine" / "models" / "net.py").write_text("from ..layers import __name__")
+    (tmp_path / "beside_of_mine.py").write_text("import pkg_of_mine.models.net")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("beside_of_mine")
+    found = user_code(f"{name}:make")
+    names = ["pkg_of_mine", "pkg_of_mine.layers", "pkg_of_mine.models", "pkg_of_mine.models.net"]
+    for module in ["beside_of_mine", *names]:
+        monkeypatch.delitem(sys.modules, module)
+    assert sorted(found) == ["beside_of_mine", *names]
+
+
+def test_directories_that_begin_like_those_of_packages_are_not_installed(config, monkeypatch):
+    monkeypatch.setattr(provenance, "INSTALLED", (f"{str(config.parent)[:-1]}{os.sep}",))
+    assert "layers_of_mine" in provenance_of_config(config).code
+
+
+SCRIPT = """
+import multiprocessing, sys
+
+def work():
+    import model_alone
+    from spmdkit.runtime.provenance import user_code
+    print(*user_code("model_alone:make"))
+
+if __name__ == "__main__":
+    work()
+    process = multiprocessing.get_context("spawn").Process(target=work)
+    process.start()
+    process.join()
+"""
+
+
+@pytest.mark.slow
+def test_a_script_beside_the_model_is_not_part_of_it(tmp_path):
+    (tmp_path / "model_alone.py").write_text("def make(): ...")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    ended = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True)
+    assert ended.stdout.splitlines() == ["model_alone", "model_alone"], ended.stderr
 
 
 @pytest.mark.slow

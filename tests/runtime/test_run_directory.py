@@ -1,5 +1,6 @@
 """Which folders a run may go on in."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from spmdkit.configs import load_config
+from spmdkit.mesh.errors import UserError
 from spmdkit.runtime.provenance import Provenance, read_provenance
 from spmdkit.runtime.run_directory import adopt_directory
 from spmdkit.runtime.run_directory import write_config as write_resolved
@@ -150,6 +152,7 @@ def test_a_damaged_config_is_told_and_kept(content, reason, begun, config):
     ("content", "message"),
     [
         (b"garbage\n", "line 1 is not a JSON object"),
+        (b"notes of mine", "is not the log of a run, it contains b'notes of mine'"),
         (b'{"loss": 1.0}\n', "is not the log of a run"),
         (b'{"step": "one"}\n', "is not the log of a run"),
         (b"\xff\x00\x01\n", "line 1 is not a JSON object"),
@@ -227,6 +230,23 @@ def test_a_move_that_cannot_be_is_told_first(config):
     with pytest.raises(ValueError, match=r"cannot be created: File name too long"):
         adopt_directory(load_config(config, [f"run.dir={folder}"]), fresh=True)
     assert listing(folder) == before
+
+
+@pytest.mark.parametrize("fails", ["metrics.jsonl", "config.yaml"])
+def test_a_failed_move_names_the_piece_and_leaves_no_empty_folder(fails, config, monkeypatch):
+    folder, rename = config.parent / "run", Path.rename
+
+    def refuse(self, target):
+        if self.name == fails:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    aside = config.parent / "run.old-1"
+    with pytest.raises(UserError) as info:
+        write_resolved(load_config(config), folder, fresh=True)
+    assert str(info.value).startswith(f"{folder / fails} cannot be moved to {aside}: Permission denied. Move it")
+    assert aside.exists() == (fails == "config.yaml")  # it holds metrics.jsonl
 
 
 def test_other_data_does_not_go_on(config):

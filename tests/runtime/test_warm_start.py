@@ -172,8 +172,10 @@ def test_mistakes(overrides, text, old, tmp_path, capsys):
 def test_processes_compare_the_checkpoint_and_its_contents(old, tmp_path, monkeypatch):
     """A run that still trains saves step 6 between the looks of two processes; or another folder has that name."""
     seen = []
-    monkeypatch.setattr(warm_start, "agree", lambda name, found, seconds: seen.append(found))
+    monkeypatch.setattr(warm_start, "agree", lambda name, found, seconds, fix: seen.append((found, fix)))
     assert train(new_config(old, tmp_path), "train.steps=1") == 0
-    ((name, value),) = seen[0].items()
+    ((found, fix),) = seen
+    assert fix.startswith("Name one of its steps, as <run>/<step>, by an absolute path")
+    ((name, value),) = found.items()
     assert name == "the step of checkpoint.start_from"
     assert re.fullmatch(r"3 \(checksums [0-9a-f]{12}\)", value)

@@ -16,6 +16,7 @@ import optax
 from jax import Array
 
 from ...layouts.paths import leaves_with_paths, map_with_path, match_paths, matches
+from ...mesh.errors import UserError
 from ...mesh.processes import local_copy
 from ...parallel.step.state import TrainState
 
@@ -53,8 +54,13 @@ def in_parts(optimizer: optax.GradientTransformation, parts: Mapping[str, str]) 
         parts: Name of a part -> regular expression of the paths of its parameters.
 
     Raises:
-        UserError: In `init`, if an expression matches no parameter.
+        UserError: A part has the name "learning_rate"; or, in `init`, an expression matches no parameter.
     """
+    if LEARNING_RATE in parts:
+        raise UserError(
+            f"in_parts: {LEARNING_RATE!r} is the name of the factor on all updates (see `adjustable`). Choose another "
+            "name for that part."
+        )
     return _with_factors(optimizer, parts, 0.0)
 
 

@@ -46,8 +46,8 @@ TINY = float(np.finfo(np.float32).tiny)
 """The smallest positive number of float32 that devices do not round to 0."""
 WINDOW = 2**16
 """Steps with rates that are computed together."""
-Count = Annotated[int, Ge(0)]
-Positive = Annotated[int, Ge(1)]
+Count = Annotated[int, Ge(0), Lt(2**31)]
+Positive = Annotated[int, Ge(1), Lt(2**31)]
 Ratio = Annotated[float, Ge(0), Le(1)]
 Fraction = Annotated[float, Ge(TINY), Lt(1)]
 

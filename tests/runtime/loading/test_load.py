@@ -204,7 +204,8 @@ def second_of_two(monkeypatch):
     return told
 
 
-def test_what_is_not_seen_here_is_told(second_of_two, folder, tmp_path):
+def test_what_is_not_seen_here_is_told(second_of_two, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(load_module, "SEE_SECONDS", 0.1)
     second_of_two += ["4", "12", ""]
     copied = shutil.copytree(folder, tmp_path / "run")
     place = find_run(copied)
@@ -213,3 +214,10 @@ def test_what_is_not_seen_here_is_told(second_of_two, folder, tmp_path):
         load_module.agree_on_checkpoint(place, 1)
     with pytest.raises(CheckpointError, match=r"No complete checkpoint in .*, as rank 0 sees it"):
         load_module.agree_on_checkpoint(place, 1)
+
+
+def test_waits_for_a_checkpoint_that_appears_late(second_of_two, folder, tmp_path, monkeypatch):
+    second_of_two.append("12")
+    copied = shutil.copytree(folder, tmp_path / "run") / "checkpoints" / "12"
+    monkeypatch.setattr(load_module.time, "sleep", lambda seconds: copied.mkdir())
+    assert load_module.agree_on_checkpoint(find_run(tmp_path / "run"), 1) == copied

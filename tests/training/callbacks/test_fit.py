@@ -34,14 +34,15 @@ def batch(step):
 
 
 @pytest.mark.slow
-def test_it_trains_to_the_end(step, batch, tmp_path):
+@pytest.mark.parametrize("epoch", [{"examples": 3}, {"steps_per_epoch": 3}])
+def test_it_trains_to_the_end(step, batch, tmp_path, epoch):
     epochs = []
 
     class Epochs:
         def on_epoch_end(self, run, epoch):
             epochs.append((run.step, epoch))
 
-    fitted = fit(step, step.init(0), [batch] * 8, callbacks=[Epochs()], examples=3, log_every=2, folder=tmp_path)
+    fitted = fit(step, step.init(0), [batch] * 8, callbacks=[Epochs()], log_every=2, folder=tmp_path, **epoch)
     assert (fitted.steps, fitted.why, int(fitted.state.step)) == (8, "", 8)
     assert [record["step"] for record in fitted.records] == [2, 3, 4, 6, 8]
     assert epochs == [(3, 0), (6, 1)]

@@ -69,6 +69,11 @@ def test_compiled_step_applies_the_factor(name):
     jax.tree.map(lambda half, whole: np.testing.assert_allclose(half, whole / 2, atol=1e-5), moved[1], moved[0])
 
 
+def test_rejects_a_part_with_the_name_of_the_factor_on_all_updates():
+    with pytest.raises(UserError, match="in_parts: 'learning_rate' is the name of the factor on all updates"):
+        in_parts(optax.sgd(0.1), {LEARNING_RATE: "body/.*"})
+
+
 def test_parts_train_by_their_factors():
     params = {"body": {"w": jnp.float32([1.0, 3.0])}, "head": jnp.float32([2.0])}
     gradients = {"body": {"w": jnp.float32([0.5, -2.0])}, "head": jnp.float32([1.0])}

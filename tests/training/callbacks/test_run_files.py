@@ -7,7 +7,7 @@ from spmdkit.mesh.errors import UserError
 from spmdkit.training.callbacks.callback_catalog import StopFile
 from spmdkit.training.callbacks.recording import CSVLog, Profile
 from spmdkit.training.callbacks.trackers import TensorBoard
-from spmdkit.training.run_files import BESIDE, PIECES, own_file
+from spmdkit.training.run_files import BESIDE, PIECES, check_output, own_file
 from support.training import play
 
 OWN = r"\.path=.* leads to .*, which the run itself keeps in run.dir"
@@ -41,6 +41,15 @@ def test_rejects_invalid_path_before_training(name, tmp_path):
     with pytest.raises(UserError, match=message):
         play(callback, folder=tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_names_the_kind_of_the_output_once(tmp_path):
+    (tmp_path / "a").mkdir()
+    with pytest.raises(UserError) as caught:
+        check_output(tmp_path, "a", "file", "callbacks.0.path", "metrics.csv", probe=True)
+    assert str(caught.value) == (
+        f"callbacks.0.path='a': {tmp_path / 'a'} is a directory, but a file is written there. Choose another path."
+    )
 
 
 @pytest.mark.parametrize("callback", [CSVLog(), CSVLog(path="a/b.csv"), StopFile(), StopFile(path="a/../stop")])

@@ -1,9 +1,6 @@
 import json
 import os
 import struct
-import sys
-import types
-from importlib.machinery import ModuleSpec
 
 import pytest
 import yaml
@@ -54,40 +51,59 @@ def test_other_processes_send_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-class FakeWandb(types.ModuleType):
-    """The functions of wandb that are called, with what they were given."""
+def records_of(data):
+    """After 7 bytes, blocks of 32 KiB of parts: checksum, length, kind (1 whole, 2 first, 3 middle, 4 last), bytes."""
+    from wandb.proto import wandb_internal_pb2
 
-    def __init__(self):
-        super().__init__("wandb")
-        self.__spec__ = ModuleSpec("wandb", None)
-        self.given, self.logged, self.ended = {}, [], []
-
-    def init(self, **given):
-        self.given = given
-        return self
-
-    def log(self, metrics, step):
-        self.logged.append((step, metrics))
-
-    def finish(self, exit_code):
-        self.ended.append(exit_code)
-
-    def Settings(self, **given):
-        return given
+    found, parts, at = [], b"", 7
+    while at < len(data):
+        left = 32768 - at % 32768
+        if left < 7:
+            at += left
+            continue
+        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            found.append(wandb_internal_pb2.Record.FromString(parts))
+            parts = b""
+    return found
 
 
-def test_wandb_receives_metrics_and_the_end(tmp_path, monkeypatch):
-    wandb = FakeWandb()
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
-    play(WeightsAndBiases(project="mine"), losses=[0.125], every=3, steps=3, folder=tmp_path)
-    given = {name: wandb.given[name] for name in ("project", "name", "group", "dir", "mode")}
-    name = tmp_path.name
-    assert given == {"project": "mine", "name": name, "group": name, "dir": str(tmp_path), "mode": "offline"}
-    assert wandb.logged == [(1, {"loss": 1}), (2, {"loss": 2}), (3, {"loss": 3, "eval_loss": 0.125})]
-    assert wandb.ended == [0]
+def records_in(folder):
+    import wandb  # pyright: ignore[reportMissingImports]
+
+    wandb.teardown()  # its service writes the rest of the file
+    (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    return records_of(file.read_bytes())
+
+
+def exit_codes(records):
+    return [record.exit.exit_code for record in records if record.WhichOneof("record_type") == "exit"]
+
+
+@pytest.mark.slow
+@pytest.mark.libraries
+@pytest.mark.filterwarnings("default")
+def test_wandb_writes_metrics_offline(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="no wandb: pip install 'spmdkit[wandb]'")
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    play(WeightsAndBiases(project="mine"), losses=[0.125], every=3, steps=4, folder=tmp_path / "good")
+    records = records_in(tmp_path / "good")
+    written = [
+        {(item.key or ".".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}
+        for record in records
+        if record.WhichOneof("record_type") == "history"
+    ]
+    assert [each["_step"] for each in written] == [1, 2, 3, 4]
+    assert [each["loss"] for each in written] == [1, 2, 3, 4]
+    assert [each.get("eval_loss") for each in written] == [None, None, 0.125, None]
+    assert [record.run.project for record in records if record.WhichOneof("record_type") == "run"][:1] == ["mine"]
+    assert exit_codes(records) == [0]
     with pytest.raises(UserError, match="broken"):
-        play(WeightsAndBiases(), Breaks(), steps=4, folder=tmp_path)
-    assert wandb.ended == [0, 1]
+        play(WeightsAndBiases(), Breaks(), steps=4, folder=tmp_path / "failed")
+    assert exit_codes(records_in(tmp_path / "failed")) == [1]
 
 
 class Breaks:
@@ -170,6 +186,17 @@ def test_resumed_run_is_another_one_of_the_experiment(monkeypatch, tmp_path):
         assert (folders[name] / "tags" / "spmdkit.start_step").read_text() == start
         assert (folders[name] / "tags" / "spmdkit.run_dir").read_text() == str(tmp_path)
         assert status_of(folders[name]) == 3
+
+
+@pytest.mark.libraries
+@pytest.mark.filterwarnings("default")
+def test_mlflow_sends_to_the_tracking_uri(monkeypatch, tmp_path):
+    """A store elsewhere stands for a server."""
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    play(MLflow(tracking_uri=(tmp_path / "store").as_uri()), every=1, steps=1, folder=tmp_path / "run")
+    assert len(run_folders(tmp_path / "store")) == 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_mlflow_failure_does_not_stop_training(monkeypatch, tmp_path):

@@ -17,7 +17,7 @@ from ..training.callbacks.callback_catalog import CALLBACKS
 from .key_names import sections
 from .schema import Config, ModelCheck
 from .secret_variables import redact_config
-from .validation import BYTE_KEYS, BYTES, make_adapter, show_number
+from .validation import BYTE_KEYS, BYTES, make_adapter
 from .yaml_reader import SCALARS
 
 TYPES = {"boolean": "true or false", "array": "a list", "object": "a mapping (key: value)", "integer": "an integer"}

@@ -12,6 +12,7 @@ from pydantic_core import to_jsonable_python
 
 from ..models.catalog import MODELS
 from ..models.lora import LoRAConfig
+from ..parallel.options import show_number
 from ..parallel.sharding.strategies import option_types
 from ..training.callbacks.callback_catalog import CALLBACKS
 from .key_names import sections

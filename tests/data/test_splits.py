@@ -38,7 +38,7 @@ def test_rejects_invalid_values_from_python(options, message):
 
 @pytest.mark.parametrize("fraction", ["x", 1.0, float("nan")])
 def test_from_arrays_rejects_other_fractions(fraction):
-    with pytest.raises(UserError, match="from_arrays: eval_fraction=.* must be a number from 0 to below 1"):
+    with pytest.raises(UserError, match=r"from_arrays: eval_fraction=.* must be a number from 0 to below 1"):
         from_arrays({"inputs": np.ones(3)}, eval_fraction=fraction)
 
 

@@ -115,8 +115,8 @@ def _peak(card: Card, dtype: str) -> float:
     name = _PEAKS.get(dtype, dtype)
     if name not in card.flops:
         raise UserError(
-            f"the step has products in {name}, whose peak on {card.name} is unknown: flops has {', '.join(card.flops)}. "
-            f"Add {name} to the key flops of the target's file."
+            f"the step has products in {name}; the peaks of {card.name} (key flops of its file) are of "
+            f"{', '.join(card.flops)}. Add one of {name}."
         )
     return card.flops[name]
 

@@ -73,8 +73,9 @@ def explain(config: Config, target: str | None = None, hlo: Path | None = None) 
     planned = built.layouts.mesh.target
     timeline = simulate(text, planned) if planned else None
     ids = built.batch.get("targets")
-    are_tokens = ids is not None and len(ids.shape) == 2 and jnp.issubdtype(ids.dtype, jnp.integer)
-    tokens = ids.size / built.layouts.mesh.size if are_tokens else 0
+    tokens = 0
+    if ids is not None and len(ids.shape) == 2 and jnp.issubdtype(ids.dtype, jnp.integer):
+        tokens = ids.size / built.layouts.mesh.size
     return PlannedRun(explanation, timeline, tokens)
 
 

@@ -12,12 +12,13 @@ from pydantic_core import to_jsonable_python
 
 from ..models.catalog import MODELS
 from ..models.lora import LoRAConfig
+from ..parallel.options import show_number
 from ..parallel.sharding.strategies import option_types
 from ..training.callbacks.callback_catalog import CALLBACKS
 from .key_names import sections
 from .schema import Config, ModelCheck
 from .secret_variables import redact_config
-from .validation import BYTE_KEYS, BYTES, make_adapter, show_number
+from .validation import BYTE_KEYS, BYTES, make_adapter
 from .yaml_reader import SCALARS
 
 TYPES = {"boolean": "true or false", "array": "a list", "object": "a mapping (key: value)", "integer": "an integer"}

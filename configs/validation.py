@@ -17,7 +17,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from ..layouts.paths import flatten_mapping
-from ..mesh.errors import UserError, did_you_mean, is_printable
+from ..mesh.errors import UserError, is_printable
+from ..parallel.options import rule_of
 from .config_errors import Problem
 from .key_names import unknown_key
 from .yaml_reader import INVALID
@@ -36,22 +37,6 @@ DOTTED = re.compile(r"\w+(?:\.\w+)+")
 """A key in a message."""
 
 KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "list", dict: "mapping"}
-EXPECTED = {
-    "int_type": "an integer",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "string_type": "a string",
-    "bool_type": "true or false",
-    "tuple_type": "a list",
-    "dict_type": "a mapping (key: value)",
-    "dataclass_type": "a mapping (key: value)",
-    "greater_than_equal": "at least {ge}",
-    "less_than_equal": "at most {le}",
-    "greater_than": "greater than {gt}",
-    "less_than": "less than {lt}",
-    "too_long": "a list of {max_length} values",
-}
-"""Type of a pydantic error -> the rule."""
 
 
 @cache
@@ -74,8 +59,9 @@ def to_dataclass(cls: type, value: Any, path: str, problems: list[Problem]) -> A
         The instance, with defaults in place of invalid values; None if a required value is missing or invalid.
     """
     tree = _convert_sizes({} if value is None else value)
-    if isinstance(tree, dict):
-        problems.extend(_value_problems(tree, path))
+    own = _value_problems(tree, path) if isinstance(tree, dict) else []
+    problems.extend(own)
+    reported = {problem.path for problem in own}
     invalid: set[str] = set()
     while True:
         try:
@@ -85,7 +71,7 @@ def to_dataclass(cls: type, value: Any, path: str, problems: list[Problem]) -> A
         if _convert_values(tree, errors):
             continue
         found = [problem for keys, each in errors.items() for problem in _problems(cls, path, keys, each, invalid)]
-        problems.extend(problem for problem in found if problem not in problems)
+        problems.extend(each for each in found if each not in problems and each.path not in reported)
         invalid.update(key for problem in found for key in _invalid_keys(problem, path))
         if not isinstance(tree, dict):
             tree = {}
@@ -105,11 +91,6 @@ def show_value(value: Any) -> str:
     text = repr(value).lower() if isinstance(value, bool) else repr(value)
     kind = KINDS.get(type(value), type(value).__name__)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({kind})"
-
-
-def show_number(value: Any) -> str:
-    """Returns a number without a fraction of zero."""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def parse_bytes(text: str) -> int | str:
@@ -253,16 +234,9 @@ def _class_at(cls: type, keys: tuple[Any, ...]) -> Any:
 
 
 def _rule(error: ErrorDetails) -> str:
-    context = error.get("ctx", {})
     if error["type"] == "missing":
         return f"a list of {error['loc'][-1] + 1} values"  # pyright: ignore[reportOperatorIssue]
-    if error["type"] == "literal_error":
-        choices = [each for each in re.findall(r"'([^']*)'", context["expected"]) if each]
-        near = did_you_mean(error["input"], choices) if isinstance(error["input"], str) else ""
-        return f"one of {', '.join(choices)}{f' ({near.strip()})' if near else ''}"
-    return EXPECTED.get(error["type"], error["msg"]).format(
-        **{name: show_number(value) for name, value in context.items()}
-    )
+    return rule_of(error)
 
 
 def _fix(rules: list[str], value: Any, key: str) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from ..mesh.errors import UserError, did_you_mean
+from ..parallel.options import type_problems
 from .shares import whole_weights
 
 EMBEDDED_SOURCES = ("stdlib", "synthetic", "synthetic_tokens")
@@ -57,7 +58,7 @@ class DataConfig:
     """The source of examples, how it is cut and split, and the order of examples.
 
     Raises:
-        UserError: Values contradict each other; all problems at once.
+        UserError: Values have the wrong type, are out of range or contradict each other; all problems at once.
     """
 
     source: str = "stdlib"
@@ -146,7 +147,10 @@ class DataConfig:
         return None if self.separator < 0 else self.separator
 
     def __post_init__(self) -> None:
-        if problems := [*_problems(self)]:
+        problems = type_problems("data", self)
+        for number, part in enumerate([] if problems else self.mixture):
+            problems += type_problems(f"data.mixture[{number}]", part)
+        if problems := problems or [*_problems(self)]:
             raise UserError("\n".join(problems))
 
 

@@ -32,14 +32,14 @@ from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Le, Lt
 from jax import Array, lax
 
 from ..layouts.paths import in_blocks
 from ..layouts.table import LayoutRow
 from ..layouts.tensor_layout import TensorLayout
 from .collectives import Collective, StepCounts, wire_bytes
-from .options import check_options
+from .options import PositiveFloat32, check_options
 from .plan import Reduced, ShardingPlan, as_stored, no_problems, splits_nothing, unchanged
 from .xla.ordered_collectives import order_after
 from .xla.platform import OVERLAPPING
@@ -55,7 +55,7 @@ class DataParallelConfig:
 
     size: int = 1
     """Devices over which the rows of a batch are split, each with a whole copy of the state; -1 = the rest."""
-    zero: Literal[0, 1, 2] = 0
+    zero: Annotated[int, Ge(0), Le(2)] = 0
     """ZeRO stage: 0 splits nothing over the axis, 1 the optimizer's state, 2 gradients too (see `zero.py`). Stage 3,
     parameters as well, is the strategy `fsdp`."""
     floor_bytes: Annotated[int, Ge(0)] = 16384
@@ -70,7 +70,7 @@ class DataParallelConfig:
     local_steps: Annotated[int, Ge(0)] = 0
     """Steps that each group along the axis trains its own copy before the copies are averaged (DiLoCo, see
     `diloco.py`); 0 = groups train together."""
-    outer_learning_rate: Annotated[float, Gt(0)] = 0.7
+    outer_learning_rate: PositiveFloat32 = 0.7
     """With `local_steps`, the fraction of the distance that the shared parameters move towards the mean of the
     copies."""
     outer_momentum: Annotated[float, Ge(0), Lt(1)] = 0.9

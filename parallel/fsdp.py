@@ -45,7 +45,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from jax import Array, lax
 
 from ..layouts.paths import in_blocks
@@ -69,7 +69,7 @@ class FSDPConfig:
     """Parameters with fewer bytes (in one block, if blocks are stacked) stay whole; ignored if all would."""
     keep: Literal["block", "step"] = "block"
     """Lifetime of gathered blocks: while one runs (gathered again in backward), or all of them for the entire step."""
-    prefetch: Literal[0, 1] = 0
+    prefetch: Annotated[int, Ge(0), Le(1)] = 0
     """Blocks gathered in advance, 0 or 1: 1 hides the gather, and needs memory for one more block."""
 
     def __post_init__(self) -> None:

@@ -1,5 +1,7 @@
 """The options of a step: checks against the types of their fields, from YAML and from Python, and the dtypes."""
 
+import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -8,14 +10,37 @@ from typing import Annotated, Any, Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Le, Lt
 from jax import Array
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
-from ..mesh.errors import UserError
+from ..mesh.errors import UserError, did_you_mean
 
 REST = -1
 """The size of an axis that takes all remaining devices."""
+PositiveFloat32: TypeAlias = Annotated[
+    float, Ge(float(np.finfo(np.float32).smallest_normal)), Le(float(np.finfo(np.float32).max))
+]
+"""A positive number that devices read neither as 0 nor as infinite."""
+RULES = {
+    "int_type": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "dict_type": "a mapping (key: value)",
+    "mapping_type": "a mapping (key: value)",
+    "dataclass_type": "a mapping (key: value)",
+    "dataclass_exact_type": "a {class_name}",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+    "greater_than": "greater than {gt}",
+    "less_than": "less than {lt}",
+    "too_long": "a list of {max_length} values",
+}
+"""Type of a pydantic error -> the rule."""
 
 
 def check_options(strategy: str, config: Any, problems: Iterable[str] = ()) -> None:
@@ -39,17 +64,47 @@ def check_options(strategy: str, config: Any, problems: Iterable[str] = ()) -> N
 
 
 def type_problems(section: str, config: Any) -> list[str]:
-    """Checks the fields of a dataclass with pydantic; converts NumPy's integers to int and lists to tuples."""
+    """Checks the fields of a dataclass with pydantic; converts NumPy's numbers and arrays, and lists to tuples."""
     problems = []
     for field in fields(config):
-        given = getattr(config, field.name)
-        value = tuple(given) if isinstance(given, list) else given.item() if isinstance(given, np.generic) else given
         try:
-            object.__setattr__(config, field.name, _type_adapter(field.type).validate_python(value))
+            value = _type_adapter(field.type).validate_python(_plain(getattr(config, field.name)))
+            object.__setattr__(config, field.name, value)
         except ValidationError as error:
-            rules = dict.fromkeys(each["msg"].removeprefix("Input should be ") for each in error.errors())
-            problems.append(f"{section}.{field.name}={given!r} must be {' or '.join(rules)}.")
+            rules: dict[str, dict[str, None]] = {}  # the types of a union fail one by one
+            for each in error.errors():
+                place = "".join(f"[{part}]" for part in each["loc"] if isinstance(part, int))
+                given = f"{section}.{field.name}{place}={reprlib.repr(each['input'])}"
+                rules.setdefault(given, {})[rule_of(each)] = None
+            problems += [f"{given} must be {' or '.join(found)}." for given, found in rules.items()]
     return problems
+
+
+def rule_of(error: ErrorDetails) -> str:
+    """Returns the rule that a value violates: `at least 1`."""
+    context = error.get("ctx", {})
+    if error["type"] == "literal_error":
+        choices = [each for each in re.findall(r"'([^']*)'", context["expected"]) if each]
+        near = did_you_mean(error["input"], choices) if isinstance(error["input"], str) else ""
+        return f"one of {', '.join(choices)}{f' ({near.strip()})' if near else ''}"
+    values = {name: show_number(value) for name, value in context.items()}
+    return RULES.get(error["type"], error["msg"]).format(**values)
+
+
+def show_number(value: Any) -> str:
+    """Returns a number without a fraction of zero."""
+    if not isinstance(value, float):
+        return str(value)
+    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else f"{value:.6g}"
+
+
+def _plain(value: Any) -> Any:
+    """Returns NumPy's numbers and arrays as Python's, and lists as tuples."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
 @cache
@@ -77,11 +132,11 @@ class Precision:
     reduce: Dtype = "float32"
     """Dtype in which gradients are summed over devices. They are sums over rows, divided only afterwards:
     float16 cannot represent numbers above 65504, so the loss is scaled (loss_scale)."""
-    loss_scale: Literal["auto", "dynamic", "none"] | Annotated[float, Gt(0)] = "auto"
+    loss_scale: Literal["auto", "dynamic", "none"] | PositiveFloat32 = "auto"
     """The factor of the loss before backward, by which gradients are divided afterwards: a number; dynamic: it is
     halved, and the update skipped, if a gradient is not finite, and doubled after loss_scale_interval updates; none;
     auto = dynamic if compute or reduce is float16 and params is not, otherwise none."""
-    loss_scale_initial: Annotated[float, Gt(0)] = 32768.0
+    loss_scale_initial: PositiveFloat32 = 32768.0
     """The initial scale, under dynamic."""
     loss_scale_interval: Annotated[int, Ge(1), Lt(2**31)] = 2000
     """Consecutive updates after which the scale doubles, under dynamic."""

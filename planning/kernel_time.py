@@ -9,6 +9,7 @@ import math
 import re
 from typing import NamedTuple
 
+from ..mesh.errors import UserError
 from ..mesh.targets import Card
 from .scheduled_program import Array, Computation, Instruction, Program
 
@@ -104,11 +105,20 @@ def kernel_work(
         moved = 2 * instruction.bytes
     elif instruction.opcode == "dynamic-update-slice":
         moved = 2 * operands[1].bytes
-    peak = card.flops.get(_PEAKS.get(dtype, "float32"), card.flops["float32"])
-    arithmetic = flops / (share * peak)
+    arithmetic = flops / (share * _peak(card, dtype)) if flops else 0.0
     return Work(
         flops, moved, efficiency.kernel_seconds + max(arithmetic, moved / (efficiency.memory * card.memory_bandwidth))
     )
+
+
+def _peak(card: Card, dtype: str) -> float:
+    name = _PEAKS.get(dtype, dtype)
+    if name not in card.flops:
+        raise UserError(
+            f"the step has products in {name}; the peaks of {card.name} (key flops of its file) are of "
+            f"{', '.join(card.flops)}. Add one of {name}."
+        )
+    return card.flops[name]
 
 
 def _input_dtype(dot: Instruction, fused: Computation) -> str:

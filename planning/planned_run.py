@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from ..configs.schema import Config
 from ..mesh.devices import list_devices
@@ -72,7 +73,9 @@ def explain(config: Config, target: str | None = None, hlo: Path | None = None) 
     planned = built.layouts.mesh.target
     timeline = simulate(text, planned) if planned else None
     ids = built.batch.get("targets")
-    tokens = ids.size / built.layouts.mesh.size if ids is not None and len(ids.shape) == 2 else 0
+    tokens = 0
+    if ids is not None and len(ids.shape) == 2 and jnp.issubdtype(ids.dtype, jnp.integer):
+        tokens = ids.size / built.layouts.mesh.size
     return PlannedRun(explanation, timeline, tokens)
 
 

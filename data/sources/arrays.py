@@ -1,6 +1,7 @@
 """Examples in memory: NumPy arrays with one row per example, given directly or read from .npz files."""
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,8 +112,8 @@ def from_arrays(
         BadDataError: Inputs, targets or weights are not finite, weights are negative, or inputs are not token ids of
             the vocabulary. Arrays over 1 GiB are checked batch by batch instead.
     """
-    if not 0 <= eval_fraction < 1:
-        raise UserError(f"eval_fraction={eval_fraction} must be from 0 to below 1.")
+    if not isinstance(eval_fraction, Real) or not 0 <= eval_fraction < 1:
+        raise UserError(f"from_arrays: eval_fraction={eval_fraction!r} must be a number from 0 to below 1.")
     if eval_fraction and evaluation is not None:
         raise UserError(f"give evaluation or eval_fraction={eval_fraction}, not both.")
     if evaluation is None:

@@ -8,6 +8,7 @@ Documents are read into memory. Examples stay in their files and are read when b
 
 import glob
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,15 @@ import numpy as np
 
 from ...mesh.errors import UserError
 from ..config import DataConfig
-from ..examples import is_numeric
-from ..source import Splits
+from ..source import Splits, spread_indices
+from ..value_ranges import Limit, Limits, checked
 from .columns import plain_value, read_columns, unknown_column
-from .datasets import from_dataset
+from .datasets import SAMPLED, from_dataset
 from .source_files import BadRecords, explain_missing, raise_system_error, reason_of
 from .texts import Corpus
+
+NUMBER = re.compile(r"bool|u?int\d+|float\d+")
+"""The types of numbers, as `datasets` names them."""
 
 
 def read_saved(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corpus:
@@ -46,28 +50,71 @@ def read_saved_arrays(config: DataConfig) -> Splits:
         config: `files`, and `eval_files` or `eval_fraction` (rows are held out by the hash of their number).
 
     Raises:
-        UserError: See `read_saved`; or no column contains numbers.
+        UserError: See `read_saved`; or no column contains numbers, numbers are missing (null), or the rows of a column
+            have different shapes.
+        BadDataError: A number of the sampled rows is not finite, or not a token id of the vocabulary.
     """
-    train = _open_numbers(config.files, "data.files")
-    evaluation = _open_numbers(config.eval_files, "data.eval_files") if config.eval_files else None
-    splits = from_dataset(train, evaluation, eval_fraction=config.eval_fraction, vocabulary=config.vocabulary or None)
+    train, left_out = _open_numbers(config.files, "data.files")
+    evaluation = _open_numbers(config.eval_files, "data.eval_files")[0] if config.eval_files else None
+    vocabulary = config.vocabulary or None
+    splits = from_dataset(train, evaluation, eval_fraction=config.eval_fraction, vocabulary=vocabulary)
+    limits = Limits(inputs=Limit("vocabulary", vocabulary) if vocabulary else None)
+    for name, source in (("training", splits.train), ("evaluation", splits.evaluation)):
+        if source is not None:
+            checked(source, limits, name)(np.array(spread_indices(len(source), SAMPLED)))
     columns = ", ".join(train.column_names)
-    return splits._replace(description=f"huggingface: {splits.description} with the columns {columns}")
+    without = f"; without {', '.join(left_out)} (not numbers)" if left_out else ""
+    return splits._replace(description=f"huggingface: {splits.description} with the columns {columns}{without}")
 
 
-def _open_numbers(patterns: tuple[str, ...], key: str) -> Any:
-    """Returns the rows of all datasets, with the columns of numbers as NumPy arrays."""
+def _open_numbers(patterns: tuple[str, ...], key: str) -> tuple[Any, list[str]]:
+    """Returns the rows of all datasets, with the columns of numbers as NumPy arrays, and the names of the others."""
+    paths = _find(patterns, key)
+    parts = [_load(path) for path in paths]
     import datasets
 
     try:
-        dataset = datasets.concatenate_datasets([_load(path) for path in _find(patterns, key)]).with_format("numpy")
+        dataset = datasets.concatenate_datasets(parts).with_format("numpy")
     except ValueError as error:
         raise UserError(f"{key}: the datasets do not fit together: {reason_of(error)}.") from error
-    first = dataset[0] if len(dataset) else {}
-    numeric = [name for name, value in first.items() if is_numeric(np.asarray(value).dtype)]
+    numeric = [name for name, feature in dataset.features.items() if _is_numeric(feature)]
     if not numeric:
         raise UserError(f"{key}: no column contains numbers; for texts and token ids, leave data.records out.")
-    return dataset.select_columns(numeric)
+    for name in numeric:
+        shapes = set()
+        for path, part in zip(paths, parts, strict=True):
+            where = f"{path}: column {name!r}"
+            shapes |= {_row_shape(chunk, where) for chunk in part.data.column(name).chunks if len(chunk)}
+        if len(shapes) > 1:
+            raise UserError(
+                f"{key}: rows of column {name!r} have the shapes {sorted(shapes)}; all must have the same. Pad them."
+            )
+    return dataset.select_columns(numeric), [name for name in dataset.column_names if name not in numeric]
+
+
+def _is_numeric(feature: Any) -> bool:
+    """Returns whether a column's type is a number, or lists or arrays of numbers."""
+    inner = getattr(feature, "feature", None)
+    return _is_numeric(inner) if inner is not None else bool(NUMBER.fullmatch(str(getattr(feature, "dtype", ""))))
+
+
+def _row_shape(column: Any, where: str) -> tuple[int, ...]:
+    """Returns the shape of all rows of an Arrow array of numbers, or of lists of them, which must not be null."""
+    column = getattr(column, "storage", column)
+    if column.null_count:
+        raise UserError(
+            f"{where}: {column.null_count} of {len(column)} rows are null; an example must have all its numbers."
+        )
+    if not hasattr(column, "flatten") or not column.type.num_fields:
+        return ()
+    inner = column.flatten()
+    lengths = set(column.value_lengths().to_pylist())
+    if len(lengths) > 1:
+        raise UserError(
+            f"{where} has lists of the lengths {sorted(lengths)[:5]}; all rows must have the same. Pad them, or for "
+            "token ids leave data.records out."
+        )
+    return (*lengths, *_row_shape(inner, where))
 
 
 def _find(patterns: tuple[str, ...], key: str) -> list[Path]:

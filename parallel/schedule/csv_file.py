@@ -78,6 +78,11 @@ def parse_schedule(text: str, path: str | Path) -> Schedule:
     actions = [action for own in by_stage for action in own if action is not None]
     num_microbatches = 1 + max((action.microbatch for action in actions), default=0)
     num_chunks = 1 + max((action.chunk for action in actions), default=0)
+    if by_stage and num_microbatches * num_chunks > len(by_stage[0]):
+        problems.append(
+            f"microbatches up to {num_microbatches - 1} through chunks up to {num_chunks - 1} are more than its "
+            f"{len(by_stage[0])} ticks can contain; both count from 0"
+        )
     _report(path, problems)
     schedule = Schedule(
         name=path.name,

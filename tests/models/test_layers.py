@@ -162,3 +162,19 @@ def test_backward_keeps_the_arguments_alone():
         len(jax.tree.leaves(jax.eval_shape(outer(f), X_RECOMPUTE, Y))) for f in (recompute(function), function)
     )
     assert closed <= 4 < opened
+
+
+@pytest.mark.slow
+def test_a_mask_belongs_to_its_example():
+    rows = jnp.ones((3, 8, 16))
+    together = drop(rows, [7, 8, 9])
+    np.testing.assert_array_equal(drop(rows[:1], [8])[0], together[1])
+    np.testing.assert_array_equal(drop(rows, [9, 7, 8]), together[[2, 0, 1]])
+
+
+@pytest.mark.slow
+def test_a_mask_belongs_to_its_position():
+    rows = jnp.ones((2, 8, 16))
+    whole = drop(rows, [7, 8])
+    held = jnp.asarray([0, 1, 6, 7])
+    np.testing.assert_array_equal(drop(rows[:, :4], [7, 8], held), whole[:, held])

@@ -213,3 +213,13 @@ def test_by_name_and_writing_text():
 def test_rejects_invalid_moe_sizes(given, message):
     with pytest.raises(ValueError, match=message):
         MoEConfig(**given)
+
+
+def test_an_expert_takes_what_its_capacity_allows_and_no_more(float64):
+    """A router that likes one expert best everywhere: of 10 positions, 5 find it (2 * 10 / 4), the first ones."""
+    _, _, routing = routed(SMALL, skew=20.0)
+    assert SMALL.capacity(10) == 5
+    np.testing.assert_array_equal(routing.expert_BLk[:, :, 0], 0)
+    np.testing.assert_array_equal(routing.kept_BLk[:, :, 0], np.tile(np.arange(10) < 5, (3, 1)))
+    _, _, dropless = routed(replace(SMALL, capacity_factor=0.0), skew=20.0)
+    assert bool(dropless.kept_BLk.all())

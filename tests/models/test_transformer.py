@@ -198,3 +198,15 @@ def test_first_parameters_are_the_same_bits_in_any_layout(data, fsdp):
 def test_rejects_invalid_options_from_python(options, message):
     with pytest.raises(ValueError, match=message):
         TransformerConfig(**options)
+
+
+@pytest.mark.slow
+def test_grouped_heads_equal_repeated_heads():
+    params, batch = make_params(SMALL), make_batch(SMALL)
+    repeated = make_params(SMALL)
+    for name in ("key", "value"):
+        heads = params["blocks"]["attention"][name].reshape(SMALL.layers, SMALL.width, SMALL.num_kv_heads, -1)
+        repeated["blocks"]["attention"][name] = np.repeat(heads, 2, axis=2).reshape(SMALL.layers, SMALL.width, -1)
+    grouped = jax.jit(transformer(SMALL).predict)(params, batch)
+    multi_head = jax.jit(transformer(VARIANTS["multi-head"]).predict)(repeated, batch)
+    np.testing.assert_allclose(grouped, multi_head, rtol=1e-4, atol=1e-4)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from spmdkit.mesh.errors import UserError
+from spmdkit.parallel import Precision
 from spmdkit.parallel.sharding.strategies import option_types
 
 
@@ -15,23 +16,46 @@ def messages(kind, **options):
 @pytest.mark.parametrize(
     ("option", "value", "rule"),
     [
-        ("context.attention", "rings", "'ring' or 'all_to_all'."),
-        ("data.zero", 3, "0, 1 or 2."),
-        ("fsdp.prefetch", 2, "0 or 1."),
-        ("fsdp.floor_bytes", -1, "greater than or equal to 0."),
-        ("data.floor_bytes", 2.5, "a valid integer."),
-        ("data.local_steps", True, "a valid integer."),
+        ("context.attention", "rings", "one of ring, all_to_all (Did you mean ring?)."),
+        ("data.zero", 3, "at most 2."),
+        ("data.zero", True, "an integer."),
+        ("data.zero", 1.0, "an integer."),
+        ("fsdp.prefetch", 2, "at most 1."),
+        ("fsdp.prefetch", True, "an integer."),
+        ("fsdp.floor_bytes", -1, "at least 0."),
+        ("data.floor_bytes", 2.5, "an integer."),
+        ("data.local_steps", True, "an integer."),
         ("data.outer_learning_rate", float("inf"), "a finite number."),
-        ("data.outer_learning_rate", 0.0, "greater than 0."),
+        ("data.outer_learning_rate", 0.0, "at least 1.17549e-38."),
+        ("data.outer_learning_rate", 1e-320, "at least 1.17549e-38."),
         ("data.outer_momentum", 1.0, "less than 1."),
-        ("tensor.explicit", "yes", "a valid boolean."),
-        ("pipe.schedule", None, "a valid string."),
-        ("pipe.layers", (1, 2.5), "a valid integer."),
+        ("tensor.explicit", "yes", "true or false."),
+        ("pipe.schedule", None, "a string."),
+        ("pipe.layers", 3, "a list."),
     ],
 )
-def test_rejects_invalid_values(option, value, rule):
+def test_rejects_invalid_options_from_python(option, value, rule):
     strategy, name = option.split(".")
     assert messages(option_types()[strategy], **{name: value}) == [f"strategy.{option}={value!r} must be {rule}"]
+
+
+def test_rejects_invalid_items_of_lists():
+    assert messages(option_types()["pipe"], layers=(1, 2.5)) == ["strategy.pipe.layers[1]=2.5 must be an integer."]
+
+
+def test_shortens_long_values():
+    [message] = messages(option_types()["data"], local_steps="x" * 10_000)
+    assert len(message) < 100
+
+
+@pytest.mark.parametrize("scale", [1e-320, 1e-40, 1e300, -1.0])
+def test_rejects_loss_scales_outside_float32(scale):
+    found = messages(Precision, loss_scale=scale, loss_scale_initial=scale)
+    limit = "at most 3.40282e+38" if scale > 1 else "at least 1.17549e-38"
+    assert found == [
+        f"precision.loss_scale={scale!r} must be one of auto, dynamic, none or {limit}.",
+        f"precision.loss_scale_initial={scale!r} must be {limit}.",
+    ]
 
 
 @pytest.mark.parametrize("strategy", option_types())
@@ -47,6 +71,8 @@ def test_all_wrong_types_are_said_at_once_and_before_ranges():
     assert [line.split("=")[0] for line in found] == ["strategy.data.zero", "strategy.data.outer_momentum"]
 
 
-def test_accepts_numpy_integers_and_lists():
-    config = option_types()["pipe"](size=np.int64(2), layers=[1, 2])
+@pytest.mark.parametrize("layers", [[1, 2], np.array([1, 2]), [np.int64(1), np.int64(2)]])
+def test_accepts_numpy_integers_and_lists(layers):
+    config = option_types()["pipe"](size=np.int64(2), layers=layers)
     assert (config.size, type(config.size), config.layers) == (2, int, (1, 2))
+    assert {type(each) for each in config.layers} == {int}

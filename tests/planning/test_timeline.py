@@ -1,6 +1,7 @@
 """The simulation of small programs whose times can be computed by hand."""
 
 import pytest
+from spmdkit.mesh.errors import UserError
 from spmdkit.mesh.targets import Card, Target
 from spmdkit.planning.kernel_time import Efficiency
 from spmdkit.planning.timeline import simulate
@@ -56,6 +57,22 @@ def test_matrix_product_takes_its_flops_at_the_peak_of_its_dtype(dtype, seconds)
     found = simulated(body)
     assert found.flops == 2e6
     assert found.step_seconds == pytest.approx(seconds)
+
+
+PRODUCT_OF_BYTES = f"""  %x = s8[100,100] parameter(0)
+  ROOT %y = (s32[100,100], s8[0]) custom-call(%x, %x), {MATMUL}"""
+
+
+def test_rejects_products_without_a_peak():
+    with pytest.raises(
+        UserError, match=r"products in s8; the peaks of a card .* \(key flops of its file\) are of bfloat16"
+    ):
+        simulated(PRODUCT_OF_BYTES)
+
+
+def test_takes_the_peak_of_the_card_for_any_dtype(monkeypatch):
+    monkeypatch.setitem(CARD.flops, "s8", 4e6)
+    assert simulated(PRODUCT_OF_BYTES).step_seconds == pytest.approx(0.5)
 
 
 def test_causal_attention_counts_half_of_its_scores():

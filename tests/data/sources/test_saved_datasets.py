@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from spmdkit.data import DataConfig, open_splits
+from spmdkit.data.source import BadDataError
 
 datasets = pytest.importorskip("datasets")
 SAVED = Path(__file__).parent / "saved"
@@ -63,21 +64,36 @@ def test_reads_every_column_of_numbers(save):
     directory = save("n", image=images, label=[1, 0, 1], name=["a", "b", "c"])
     splits = open_saved(files=(directory,), records="arrays")
     assert set(splits.train[0]) == {"image", "label", "weights"}
-    assert splits.description == "huggingface: Dataset: 3 examples with the columns image, label"
+    assert (
+        splits.description
+        == "huggingface: Dataset: 3 examples with the columns image, label; without name (not numbers)"
+    )
     assert splits.train[2]["image"].tolist() == [[0, 0], [9, 9]]
     both = open_saved(files=(directory,), eval_files=(directory,), records="arrays")
     assert len(both.evaluation) == 3
 
 
-def test_rejects_datasets_without_numbers(save):
-    with pytest.raises(ValueError, match="no column contains numbers"):
-        open_saved(files=(save("d", text=["a"]),), records="arrays")
+@pytest.mark.parametrize(
+    ("columns", "error", "message"),
+    [
+        ({"label": [1, None]}, ValueError, "d: column 'label': 1 of 2 rows are null"),
+        ({"label": [None, 1]}, ValueError, "d: column 'label': 1 of 2 rows are null"),
+        ({"ids": [[1, None], [1, 2]]}, ValueError, "d: column 'ids': 1 of 4 rows are null"),
+        ({"inputs": [1.0, float("inf")]}, BadDataError, "is inf"),
+        ({"inputs": [[1, 2], [1, 300]]}, BadDataError, "300"),
+        ({"text": ["a"]}, ValueError, "no column contains numbers"),
+        ({"ids": [[1], [1, 2]]}, ValueError, r"column 'ids' has lists of the lengths \[1, 2\].*Pad them"),
+    ],
+)
+def test_rejects_invalid_numbers(columns, error, message, save):
+    with pytest.raises(error, match=message):
+        open_saved(files=(save("d", **columns),), records="arrays", vocabulary=100 if message == "300" else 0)
 
 
-def test_rejects_rows_of_different_lengths(save):
-    source = open_saved(files=(save("d", ids=[[1], [1, 2]]),), records="arrays").train
-    with pytest.raises(ValueError, match=r"example 0 has .*, but example 1 has "):
-        source.take(np.arange(2))
+def test_rejects_datasets_of_other_shapes(save):
+    files = (save("d", ids=[[1]]), save("e", ids=[[1, 2]]))
+    with pytest.raises(ValueError, match=r"'ids' have the shapes \[\(1,\), \(2,\)\]; all must have the same. Pad them"):
+        open_saved(files=files, records="arrays")
 
 
 @pytest.mark.parametrize(

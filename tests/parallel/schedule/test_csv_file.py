@@ -33,6 +33,7 @@ def test_csv_of_a_spreadsheet(tmp_path):
         ("F0,X0,W0", ["line 1, stage 0, tick 1: 'X0' is not a valid action, such as F0"]),
         ("# joint: yes\nF0,B0,W0", ["line 1: joint is true or false, not 'yes'"]),
         ("# placment: v\nF0,B0,W0", ["Did you mean 'placement'?"]),
+        ("F0,F9999999,B0", ["microbatches up to 9999999 through chunks up to 0 are more than its 3 ticks can contain"]),
         ("# nothing", ["lines of actions are missing"]),
         ("F0,W0,B0", ["stage 0, tick 1: W0 needs B0 at an earlier tick"]),
         ("# joint: 1\nF0,G0\nB,W0", ["joint", "line 2, stage 0, tick 1: 'G0'", "line 3, stage 1, tick 0: 'B'"]),

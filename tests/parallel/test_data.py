@@ -12,7 +12,14 @@ from jax.sharding import PartitionSpec
 from spmdkit.mesh.compat import varying_axes
 from spmdkit.parallel import FSDPConfig, Precision, lay_out
 from spmdkit.parallel.collectives import Collective, StepCounts
-from spmdkit.parallel.data import axes_to_sum, cost, make_varying, reduce_gradients, scalar_width
+from spmdkit.parallel.data import (
+    axes_to_sum,
+    cost,
+    make_varying,
+    reduce_gradients,
+    reduces_in_backward,
+    scalar_width,
+)
 from spmdkit.parallel.plan import StepOptions
 from spmdkit.parallel.step.cost import count_calls
 from support import toy
@@ -126,3 +133,32 @@ def test_sums_are_in_the_reduce_dtype_and_gradients_come_back_in_their_own():
 
     jax.eval_shape(on_mesh(run, plan), plan.table.abstract_arrays)
     assert dtypes == [{"float32"}, {"float32"}], "one sum a bucket"
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "step", "expected"),
+    [
+        ({}, "cpu", {}, False),
+        ({}, "cuda", {}, True),
+        ({"reduce": "at_end"}, "cuda", {}, False),
+        ({"reduce": "overlapped"}, "cpu", {}, True),
+        ({"reduce": "overlapped"}, "cpu", {"accumulate": 2}, False),
+        ({"zero": 1}, "cuda", {}, False),
+        ({"compress": "int8"}, "cuda", {}, False),
+    ],
+)
+def test_sums_in_backward_on_gpus_or_if_selected(options, device, step, expected):
+    devices = [f"{device}:{number}" for number in range(4)]
+    plan = lay_out(BLOCK_MODEL, {"data": {"size": 4, **options}}, devices=devices)
+    assert reduces_in_backward(replace(plan, options=StepOptions(**step))) == expected
+
+
+def test_overlapped_sums_have_the_bytes_of_one_sum():
+    """One all-reduce for each block and one for the rest, in place of one of everything."""
+    plans = [
+        lay_out(BLOCK_MODEL, {"data": {"size": 4, "reduce": when}}, devices=toy.devices(4))
+        for when in ("at_end", "overlapped")
+    ]
+    (whole,), parts = map(cost_of, plans)
+    assert sum(line.count for line in parts) == BLOCK_MODEL.num_blocks + 1
+    assert sum(line.bytes for line in parts) == whole.bytes

@@ -176,10 +176,10 @@ def test_unscaled_training_has_no_scale_state():
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"compute": "half"}, r"precision\.compute='half' must be 'float64', 'float32', 'bfloat16' or 'float16'"),
+        ({"compute": "half"}, r"precision\.compute='half' must be one of float64, float32, bfloat16, float16"),
         ({"loss_scale": 0.0}, r"precision\.loss_scale=0\.0 must be"),
         ({"loss_scale_initial": float("inf")}, r"precision\.loss_scale_initial=inf must be a finite number"),
-        ({"loss_scale_interval": 0}, r"precision\.loss_scale_interval=0 must be greater than or equal to 1"),
+        ({"loss_scale_interval": 0}, r"precision\.loss_scale_interval=0 must be at least 1"),
         ({"loss_scale": "dynamic", "params": "float16"}, r"loss_scale=dynamic with precision\.params=float16: .* Set"),
     ],
 )

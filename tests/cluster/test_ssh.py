@@ -226,7 +226,7 @@ def test_reports_host_mistakes_before_starting(servers, keys, tmp_path):
     )
     assert ended.returncode == 2, ended.stderr
     for said in (
-        "error: 5 problems with the hosts:",
+        "error: 5 problems with the hosts of ",
         "  127.0.0.1: /no/such/python cannot run there (exit code 127: ",
         "  127.0.0.2: jax is 0.1 there and ",
         "  127.0.0.3: missing directory /no/such/folder (No such file or directory).",
@@ -245,7 +245,7 @@ def test_reports_unknown_host_key(servers, keys, tmp_path):
     hosts = write_hosts(tmp_path, keys, [first.entry, second.entry])
     ended = spmdkit("launch", config, "--on", f"ssh:{hosts}")
     assert ended.returncode == 2
-    assert "error: 1 problem with the hosts:" in ended.stderr
+    assert "error: 1 problem with the hosts of " in ended.stderr
     assert (
         "  127.0.0.2: ssh cannot log in (Host key verification failed.). Correct it until `ssh 127.0.0.2` logs in"
         in ended.stderr

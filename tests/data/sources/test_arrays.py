@@ -85,7 +85,11 @@ def test_from_arrays_reports_a_missing_evaluation_split():
 
 @pytest.mark.parametrize(
     ("evaluation", "fraction", "message"),
-    [(None, 1.0, "must be a number from 0 to below 1"), (arrays(), 0.5, "not both"), (None, 1e-9, "both splits need rows")],
+    [
+        (None, 1.0, "must be a number from 0 to below 1"),
+        (arrays(), 0.5, "not both"),
+        (None, 1e-9, "both splits need rows"),
+    ],
 )
 def test_from_arrays_rejects_impossible_fractions(evaluation, fraction, message):
     with pytest.raises(ValueError, match=message):

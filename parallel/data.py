@@ -38,7 +38,7 @@ from jax import Array, lax
 from ..layouts.paths import in_blocks
 from ..layouts.table import LayoutRow
 from ..layouts.tensor_layout import TensorLayout
-from .collectives import Collective, StepCounts, wire_bytes
+from .collectives import Collective, StepCounts, vary, wire_bytes
 from .options import PositiveFloat32, check_options
 from .plan import Reduced, ShardingPlan, as_stored, no_problems, splits_nothing, unchanged
 from .xla.ordered_collectives import order_after
@@ -112,11 +112,7 @@ def make_varying(params: Any, layouts: Any, axes: tuple[str, ...]) -> Any:
         axes: The mesh axes over which devices have shares of the loss: those of the rows, and those inside the model.
     """
 
-    def vary(leaf: Array, layout: TensorLayout) -> Array:
-        missing = axes_to_sum(layout, axes)
-        return lax.pcast(leaf, missing, to="varying") if missing else leaf
-
-    return jax.tree.map(vary, params, layouts)
+    return jax.tree.map(lambda leaf, layout: vary(leaf, axes_to_sum(layout, axes)), params, layouts)
 
 
 def axes_to_sum(layout: TensorLayout, axes: Sequence[str]) -> tuple[str, ...]:

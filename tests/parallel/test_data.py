@@ -6,11 +6,12 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 from spmdkit.mesh.compat import varying_axes
-from spmdkit.parallel import FSDPConfig, Precision, lay_out
+from spmdkit.parallel import FSDPConfig, Precision, build_step, lay_out
 from spmdkit.parallel.collectives import Collective, StepCounts
 from spmdkit.parallel.data import (
     axes_to_sum,
@@ -162,3 +163,13 @@ def test_overlapped_sums_have_the_bytes_of_one_sum():
     (whole,), parts = map(cost_of, plans)
     assert sum(line.count for line in parts) == BLOCK_MODEL.num_blocks + 1
     assert sum(line.bytes for line in parts) == whole.bytes
+
+
+def test_evaluates_alike_if_sums_are_overlapped():
+    """Evaluation types all parameters as varying before the blocks do."""
+    batch, losses = toy.batch(0), []
+    for when in ("at_end", "overlapped"):
+        plan = lay_out(BLOCK_MODEL, {"data": {"size": 4, "reduce": when}}, devices=toy.devices(4))
+        step = build_step(BLOCK_MODEL, optax.sgd(0.1), plan)
+        losses.append(float(step.evaluate(step.init(0).params, batch)[0]))
+    assert losses[0] == losses[1]

@@ -2,7 +2,8 @@
 
 Both are compiled by XLA for the target and simulated by `planning/timeline.py`; nothing runs on a GPU. The hand-written
 step is what an expert writes for Llama-3 8B with `shard_map`: FSDP gathers inside a checkpointed scan over the blocks,
-cuDNN's attention, one all-reduce over `data` at the end, AdamW. It uses nothing of the runtime's parallel/.
+cuDNN's attention, one all-reduce over `data` at the end, AdamW. It uses nothing of the runtime's parallel/. Its
+gradients are reduce-scattered in bfloat16, as autodiff does; ours in float32, or in bfloat16 if `reduce` is.
 
 Needs the compiler: `make test-targets` installs it into build/targets, so run it with PYTHONPATH=build/targets.
 """
@@ -20,8 +21,9 @@ from jax.sharding import PartitionSpec as P
 from spmdkit.mesh.targets import compiling_for, parse_target, target_devices
 from spmdkit.models import TransformerConfig, transformer
 from spmdkit.planning.timeline import simulate
+from spmdkit.runtime.compilation import default_options
 
-from spmdkit import Precision, build_step, lay_out, list_devices
+from spmdkit import Precision, ShardingPlan, build_step, lay_out, list_devices
 
 LAYERS, WIDTH, HEADS, KV_HEADS, MLP, VOCABULARY = 32, 4096, 32, 8, 14336, 128_256
 HEAD = WIDTH // HEADS
@@ -53,6 +55,7 @@ def main() -> None:
     for name in parser.parse_args().cases or CASES:
         case = CASES[name]
         row(name, "spmdkit", case, ours(case))
+        row(name, "spmdkit, bfloat16 sums", case, ours(case, reduce="bfloat16"))
         if "tensor" not in case.strategy:
             row(name, "hand-written", case, by_hand(case))
 
@@ -67,13 +70,19 @@ def row(name: str, step: str, case: Case, compiled: Any) -> None:
     )
 
 
-def ours(case: Case) -> Any:
-    """Our step for Llama-3 8B, as `spmdkit train` builds it."""
+def lay_out_case(case: Case, precision: Precision) -> tuple[Any, ShardingPlan]:
+    """The model of a case and its layouts."""
     sizes = {"layers": LAYERS, "width": WIDTH, "heads": HEADS, "kv_heads": KV_HEADS, "mlp_width": MLP}
     model = transformer(TransformerConfig(length=case.length, vocabulary=VOCABULARY, rope_base=5e5, **sizes))
-    precision = Precision(compute="bfloat16")
-    plan = lay_out(model, case.strategy, precision=precision, devices=list_devices(target=case.target))
-    step = build_step(model, optax.adamw(3e-4), plan, clip_norm=1.0, remat="full", precision=precision, xla=XLA)
+    return model, lay_out(model, case.strategy, precision=precision, devices=list_devices(target=case.target))
+
+
+def ours(case: Case, reduce: str = "float32") -> Any:
+    """Our step for Llama-3 8B, as `spmdkit train` builds it."""
+    precision = Precision(compute="bfloat16", reduce=reduce)
+    model, plan = lay_out_case(case, precision)
+    xla = XLA | default_options(plan)
+    step = build_step(model, optax.adamw(3e-4), plan, clip_norm=1.0, remat="full", precision=precision, xla=xla)
     rows = case.rows * parse_target(case.target).size // case.strategy.get("tensor", 1)
     dtypes = {"inputs": jnp.int32, "targets": jnp.int32, "weights": jnp.float32}
     batch = {name: jax.ShapeDtypeStruct((rows, case.length), dtype) for name, dtype in dtypes.items()}
@@ -99,7 +108,8 @@ SHAPES = {
 
 
 def by_hand(case: Case) -> Any:
-    """The hand-written step, compiled for the target."""
+    """The hand-written step, compiled for the target with the same options of XLA."""
+    xla = XLA | default_options(lay_out_case(case, Precision(compute="bfloat16"))[1])
     target = parse_target(case.target)
     data, fsdp = case.strategy.get("data", 1), case.strategy["fsdp"]
     devices = np.array([*target_devices(case.target).values()]).reshape(data, fsdp)
@@ -140,7 +150,7 @@ def by_hand(case: Case) -> Any:
     )
     tokens = jax.ShapeDtypeStruct((case.rows * target.size, case.length), jnp.int32)
     with compiling_for(target):
-        return jitted.lower((params, slots), tokens).compile(compiler_options=XLA)
+        return jitted.lower((params, slots), tokens).compile(compiler_options=xla)
 
 
 def spec_of(path: Any, leaf: Any) -> P:

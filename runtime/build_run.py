@@ -63,7 +63,7 @@ class Built(NamedTuple):
     @property
     def xla(self) -> XlaOptions:
         """XLA's options for the step."""
-        return xla_options(self.config.run.xla, self.layouts.platform)
+        return xla_options(self.config.run.xla, self.layouts)
 
     @property
     def limits(self) -> Limits:
@@ -175,7 +175,7 @@ def plan_step(
         clip_norm=train.clip_norm,
         remat=train.remat,
         precision=config.precision,
-        xla=xla_options(config.run.xla, layouts.platform).used,
+        xla=xla_options(config.run.xla, layouts).used,
     )
     return layouts, step
 

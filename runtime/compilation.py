@@ -1,12 +1,12 @@
 """Compilation of the step: XLA's options, JAX's persistent cache, and compilation.json.
 
-    run.xla: default                 the line of PRESETS for the platform
+    run.xla: default                 see `default_options`
              none                    no options
              [xla_gpu_x=true, ...]   these instead; xla_gpu_, xla_tpu_ and xla_cpu_ apply to that platform only
 
 The options belong to the compiled step and are not put into XLA_FLAGS: XLA ends a process if XLA_FLAGS contain an
 unknown name, but raises an error for an unknown option. Therefore each option is tried on a program of one addition,
-and an unknown option of a preset is left out. XLA_FLAGS of the user take precedence.
+and an unknown default option is left out. XLA_FLAGS of the user take precedence.
 
     run.cache: ""          JAX_COMPILATION_CACHE_DIR if it is set, otherwise spmdkit/programs in the user's caches
                none        no cache
@@ -43,6 +43,9 @@ from ..mesh.errors import UserError
 from ..mesh.exit_codes import TRY_AGAIN
 from ..mesh.files import atomic_write, write_text
 from ..mesh.processes import broadcast_text, exchange, is_main_process
+from ..parallel import fsdp
+from ..parallel.data import reduces_in_backward
+from ..parallel.plan import ShardingPlan
 
 DEFAULT, NONE, PLATFORMS = "default", "none", "jax_platforms"
 DIRECTORY, MIN_SECONDS = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
@@ -55,22 +58,11 @@ NOT_SHARED = "some processes of this run cannot read the programs that process 0
 NAME = "compilation.json"
 HIT = "/jax/compilation_cache/cache_hits"
 COMPILED = "/jax/core/compile/backend_compile_duration"
-PRESETS: dict[str, dict[str, bool | int]] = {
-    "cuda": {
-        "xla_gpu_enable_latency_hiding_scheduler": True,
-        "xla_gpu_enable_while_loop_double_buffering": True,
-    },
-}
-"""Options that made steps faster, with the evidence:
-
-latency_hiding_scheduler    puts products between the start and the end of a collective. NVIDIA's images of JAX set it;
-                            without it the gather of the next block does not overlap the current one
-double_buffering            a loop over blocks that carries gathered weights no longer copies them in every iteration:
-                            1,847 ms per step instead of 1,888 (compiled for H100s, 8B parameters, fsdp 128, prefetch;
-                            estimated from the schedule, not run)
-
-Collectives are asynchronous in XLA by default. The thresholds for combining keep their defaults: `fsdp` gathers one
-block at a time already, and combining across blocks holds more of them at once. No option made CPUs faster."""
+CUDA = ("gpu", "cuda")
+"""The names of the platform of NVIDIA GPUs."""
+LATENCY_HIDING = "xla_gpu_enable_latency_hiding_scheduler"
+DOUBLE_BUFFERING = "xla_gpu_enable_while_loop_double_buffering"
+OVERLAP_LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
 UNKNOWN = re.compile(r"No such compile option: '([^']*)'")
 BOOLEANS = {"true": True, "false": False}
 PREFIXES = {"cuda": "xla_gpu_", "gpu": "xla_gpu_", "rocm": "xla_gpu_", "tpu": "xla_tpu_", "cpu": "xla_cpu_"}
@@ -81,7 +73,7 @@ class XlaOptions(NamedTuple):
 
     Attributes:
         used: Option -> value.
-        left_out: Option of a preset -> the reason why it is not used.
+        left_out: Default option -> the reason why it is not used.
     """
 
     used: Mapping[str, Any] = {}
@@ -92,23 +84,50 @@ class XlaOptions(NamedTuple):
         return used + "".join(f"; {name} left out: {why}" for name, why in self.left_out.items())
 
 
-def xla_options(xla: str | Sequence[str], platform: str, *, flags: str | None = None) -> XlaOptions:
-    """Returns XLA's options for a step on a platform.
+def default_options(plan: ShardingPlan) -> dict[str, Any]:
+    """Returns the options that `run.xla: default` selects; empty except on NVIDIA GPUs.
+
+    The times are those of Llama-3 8B on H100s, 8,192 positions x 2 rows per GPU, compiled and simulated
+    (`planning/timeline.py`), not run:
+
+        latency hiding      puts products between the start and the end of a collective. NVIDIA's images of JAX set it
+        double buffering    two blocks in each turn of a loop, so that what it carries is not copied: fsdp 8 takes 1,776
+                            instead of 1,785 ms, fsdp 128 1,779 instead of 1,807. It is slower if gradients are
+                            summed over `data` in the loop: data 16 x fsdp 8 takes 1,901 instead of 1,815
+        overlap limit 2     two collectives at a time, if `fsdp` alone crosses hosts: fsdp 128 takes 1,767 instead of
+                            1,779. fsdp 16 x tensor 8 is slower, at 4,096 positions 268 instead of 258
+
+    Collectives are asynchronous in XLA by default. The thresholds for combining keep their defaults: `fsdp` gathers one
+    block at a time already, and combining across blocks holds more of them at once. No option made CPUs faster.
+    """
+    if plan.platform not in CUDA:
+        return {}
+    options: dict[str, Any] = {LATENCY_HIDING: True}
+    if not reduces_in_backward(plan):
+        options[DOUBLE_BUFFERING] = True
+    axes = [name for name in plan.mesh.axis_names if plan.mesh.axis_size(name) > 1]
+    if axes == [fsdp.AXIS] and plan.mesh.axes_across_processes:
+        options[OVERLAP_LIMIT] = 2
+    return options
+
+
+def xla_options(xla: str | Sequence[str], plan: ShardingPlan, *, flags: str | None = None) -> XlaOptions:
+    """Returns XLA's options for a step.
 
     Args:
         xla: `run.xla`.
-        platform: The platform, as `ShardingPlan.platform`. Options are tried if this process has such devices.
+        plan: The layouts of the step. Options are tried if this process has devices of its platform.
         flags: XLA_FLAGS; those of this process by default.
 
     Raises:
         UserError: XLA does not know an option of the user, or its value.
     """
     flags = os.environ.get("XLA_FLAGS", "") if flags is None else flags
-    given = parse_options(xla, platform)
+    given = default_options(plan) if xla == DEFAULT else parse_options(xla, plan.platform)
     named = {name: "XLA_FLAGS names it" for name in given if re.search(rf"--{name}\b", flags)}
     wanted = {name: value for name, value in given.items() if name not in named}
     problems: dict[str, str] = {}
-    while wanted and _has_devices(platform) and (problem := _find_problem(tuple(wanted.items()))):
+    while wanted and _has_devices(plan.platform) and (problem := _find_problem(tuple(wanted.items()))):
         name, why = problem
         if xla != DEFAULT:
             raise UserError(f"run.xla: {why}")
@@ -119,8 +138,6 @@ def xla_options(xla: str | Sequence[str], platform: str, *, flags: str | None = 
 
 def parse_options(xla: str | Sequence[str], platform: str) -> dict[str, Any]:
     """Returns the options that `run.xla` names for a platform, with typed values."""
-    if xla == DEFAULT:
-        return dict(PRESETS.get("cuda" if platform == "gpu" else platform, {}))
     pairs = [each.removeprefix("--").partition("=") for each in ([] if xla == NONE else xla)]
     given = {name: _parse_value(value) if equals else True for name, equals, value in pairs}
     foreign = tuple({*PREFIXES.values()} - {PREFIXES.get(platform, "")})
@@ -139,7 +156,7 @@ def _parse_value(text: str) -> Any:
 
 def _has_devices(platform: str) -> bool:
     """Returns True if this process has opened devices of a platform; opens none."""
-    named = ("gpu", "cuda") if platform in ("gpu", "cuda") else (platform,)
+    named = CUDA if platform in CUDA else (platform,)
     return backend_started() and jax.default_backend() in named
 
 

@@ -6,9 +6,9 @@ threads then meets the others in the wrong collective, and they deadlock or exch
 collective outside a loop of collectives waits for the loop, or the loop for it, through a data dependency, since
 XLA:CPU drops every weaker constraint. Other platforms start all collectives in program order and do not need this.
 
-`order_after` is the only way to wait. Gathers and scatters wait for loops (`order_block`, `scatter_first`,
-`delay_recompute`), a stage's second message waits for its first, and each part of a tick for the previous one
-(`executor/tick.py`).
+`order_after` is the only way to wait on simulated devices. Gathers and scatters wait for loops (`order_block`,
+`scatter_first`, `delay_recompute`), a stage's second message waits for its first, and each part of a tick for the
+previous one (`executor/tick.py`).
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.tree_util import Partial
 
 from .platform import by_platform
@@ -72,6 +72,9 @@ _order_block.defvjp(lambda params, x: ((params, x), None), _order_block_backward
 def scatter_first(shards: Any, value: Tree) -> tuple[Any, Tree]:
     """Returns both unchanged; in backward, the gradients of `shards` are reduced before the loop behind `value` runs.
 
+    Platforms that need no order would reduce them after the loop, and keep the whole gradients in memory until then: a
+    barrier prevents it (Llama-3 8B on fsdp 8: 12.6 instead of 14.5 GB of temporaries, compiled for H100s).
+
     Args:
         shards: Parameters that are used after a loop; their gradients are reduced by `fsdp.attach`.
         value: The result of the loop.
@@ -81,7 +84,10 @@ def scatter_first(shards: Any, value: Tree) -> tuple[Any, Tree]:
 
 def _scatter_first_backward(_: None, gradients: tuple[Any, Any]) -> tuple[Any, Any]:
     scattered, value = gradients
-    return scattered, order_after(scattered, value)
+    leaves, treedef = jax.tree.flatten((scattered, order_after(scattered, value)))
+    floating = [leaf for leaf in leaves if leaf.dtype != jax.dtypes.float0]
+    held = iter(by_platform("order", lambda leaves: leaves, lax.optimization_barrier, floating))
+    return treedef.unflatten([leaf if leaf.dtype == jax.dtypes.float0 else next(held) for leaf in leaves])
 
 
 scatter_first.defvjp(lambda shards, value: ((shards, value), None), _scatter_first_backward)

@@ -14,6 +14,7 @@ from spmdkit.mesh.targets import parse_target
 from spmdkit.models import TransformerConfig, transformer
 from spmdkit.parallel.verification.collective_check import check_collectives
 from spmdkit.planning.timeline import simulate
+from spmdkit.runtime.compilation import OVERLAP_LIMIT, default_options
 
 from spmdkit import Precision, build_step, lay_out, list_devices
 
@@ -73,6 +74,18 @@ def test_8b_step_holds_neither_scores_nor_logits():
     assert memory.argument_size_in_bytes == pytest.approx((1 + moments) * parameters, rel=1e-3)
     assert memory.temp_size_in_bytes < 15e9
     assert not re.search(r"\[2,8,4,2048,8192\]|f32\[2,8192,128256\]", compiled.as_text())
+
+
+def test_two_collectives_overlap_if_only_fsdp_crosses_hosts():
+    limits = {}
+    for target, strategy in (
+        ("h100:1x8", {"fsdp": 8}),
+        ("h100:2x8", {"fsdp": 16}),
+        ("h100:2x8", {"fsdp": 8, "tensor": 2}),
+    ):
+        step, _ = step_for(target, strategy, rows=16)
+        limits[target, *strategy] = default_options(step.plan).get(OVERLAP_LIMIT)
+    assert [*limits.values()] == [None, 2, None]
 
 
 def test_hsdp_hides_most_of_its_sums_over_hosts():

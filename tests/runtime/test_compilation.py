@@ -3,21 +3,27 @@
 import json
 import re
 import zlib
+from math import prod
 
 import jax
 import pytest
 from spmdkit.configs.schema import RunConfig
 from spmdkit.mesh.compat import keep_programs
 from spmdkit.mesh.errors import UserError
+from spmdkit.models import TransformerConfig, transformer
+from spmdkit.parallel import lay_out
 from spmdkit.runtime import compilation
 from spmdkit.runtime.compilation import (
+    DOUBLE_BUFFERING,
+    LATENCY_HIDING,
     NOT_SHARED,
-    PRESETS,
+    OVERLAP_LIMIT,
     AgreedPrograms,
     CacheDirectory,
     ProgramLost,
     XlaOptions,
     cache_directory,
+    default_options,
     open_cache,
     processor_hash,
     users_caches,
@@ -194,28 +200,43 @@ def test_processes_agree_on_the_same_programs(name, monkeypatch):
         assert [problem, keys if keys is None else sorted(keys)] == expected
 
 
+MODEL = transformer(TransformerConfig(vocabulary=8, length=8, layers=2, width=8, heads=2))
+
+
+def laid_out(strategy, platform="cuda"):
+    devices = [f"{platform}:{number}" for number in range(prod(strategy.values()))]
+    return lay_out(MODEL, strategy, devices=devices)
+
+
 def test_cpu_has_no_default_options():
-    assert xla_options("default", "cpu", flags="") == XlaOptions({}, {})
-    assert str(xla_options("default", "cpu", flags="")) == "no options of XLA"
+    found = xla_options("default", laid_out({"data": 2}, "cpu"), flags="")
+    assert found == XlaOptions({}, {})
+    assert str(found) == "no options of XLA"
 
 
-def test_xla_flags_override_presets():
-    assert xla_options("default", "cuda", flags="").used == PRESETS["cuda"]
-    found = xla_options("default", "cuda", flags="--xla_gpu_enable_latency_hiding_scheduler=false")
-    assert found.used == {"xla_gpu_enable_while_loop_double_buffering": True}
-    assert found.left_out == {"xla_gpu_enable_latency_hiding_scheduler": "XLA_FLAGS names it"}
-    assert xla_options("none", "cuda", flags="").used == {}
+def test_double_buffering_is_off_if_gradients_are_summed_in_the_loop():
+    assert default_options(laid_out({"data": 2})) == {LATENCY_HIDING: True}
+    assert default_options(laid_out({"data": 2, "tensor": 2}, "gpu")) == {LATENCY_HIDING: True}
+    assert default_options(laid_out({"tensor": 2})) == {LATENCY_HIDING: True, DOUBLE_BUFFERING: True}
 
 
-def test_xla_accepts_preset_options():
-    for options in PRESETS.values():
-        jax.jit(lambda x: x + 1).lower(0.0).compile(compiler_options=dict(options))
+def test_xla_flags_override_defaults():
+    plan = laid_out({"tensor": 2})
+    found = xla_options("default", plan, flags=f"--{LATENCY_HIDING}=false")
+    assert found.used == {DOUBLE_BUFFERING: True}
+    assert found.left_out == {LATENCY_HIDING: "XLA_FLAGS names it"}
+    assert xla_options("none", plan, flags="").used == {}
+
+
+def test_xla_accepts_default_options():
+    options = {LATENCY_HIDING: True, DOUBLE_BUFFERING: True, OVERLAP_LIMIT: 2}
+    jax.jit(lambda x: x + 1).lower(0.0).compile(compiler_options=options)
 
 
 def test_parses_values_and_omits_other_platforms():
     given = ("--xla_cpu_enable_fast_math=false", "xla_gpu_autotune_level=0", "xla_backend_optimization_level=1")
     jax.devices()
-    assert xla_options(given, "cpu", flags="").used == {
+    assert xla_options(given, laid_out({"data": 2}, "cpu"), flags="").used == {
         "xla_cpu_enable_fast_math": False,
         "xla_backend_optimization_level": 1,
     }
@@ -231,4 +252,4 @@ def test_parses_values_and_omits_other_platforms():
 def test_rejects_unknown_xla_options(given, message):
     jax.devices()
     with pytest.raises(UserError, match=message):
-        xla_options((given, "xla_cpu_enable_fast_min_max=true"), "cpu", flags="")
+        xla_options((given, "xla_cpu_enable_fast_min_max=true"), laid_out({"data": 2}, "cpu"), flags="")

@@ -88,9 +88,9 @@ def test_each_trick_is_looked_for():
 @pytest.mark.slow_cases("pipe, there and back")
 @pytest.mark.parametrize("name", EACH)
 def test_the_barriers_of_simulated_devices_are_not_on_gpus(name):
-    """What is left keeps prefetched gathers inside the loop over microbatches, on every platform."""
+    """GPUs keep two for prefetched gathers, as all platforms do, and one that reduces the head's gradient early."""
     barrier = "stablehlo.optimization_barrier"
-    assert count(barrier, name, "cuda") == (2 if name == "fsdp, prefetched" else 0)
+    assert count(barrier, name, "cuda") == (3 if name == "fsdp, prefetched" else 0)
     assert count(barrier, name, "cpu") > count(barrier, name, "cuda")
 
 

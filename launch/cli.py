@@ -35,6 +35,7 @@ COMMANDS = (
     run_commands.TRAIN,
     run_commands.LAUNCH,
     run_commands.EXPLAIN,
+    run_commands.PLAN,
     run_commands.VERIFY,
     model_commands.EVALUATE,
     model_commands.PREDICT,

@@ -169,8 +169,11 @@ class DeviceMesh:
 
     @cached_property
     def axes_across_processes(self) -> tuple[str, ...]:
-        """The axes whose collectives cross processes, so hosts; UserError if a device is not on this machine."""
-        processes = [device.process_index for device in self.backend_mesh.devices.flat]
+        """The axes whose collectives cross processes, or hosts of a target; UserError if a device is unknown here."""
+        if self.target is None:
+            processes = [device.process_index for device in self.backend_mesh.devices.flat]
+        else:
+            processes = [self.target.host_of(str(name)) for name in self._devices.flat]
         return axes_across(np.array(processes).reshape(self.shape), self._axis_names)
 
     def axis_size(self, name: str) -> int:

@@ -56,6 +56,10 @@ device_description_str: "{name}"
 """XLA's description of a GPU (stream_executor.GpuTargetConfigProto), with the versions of cuDNN and CUDA."""
 
 
+class CompilerMissing(UserError):
+    """The compiler plugin of a target is not installed."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Card:
     """One accelerator and its network.
@@ -118,6 +122,10 @@ class Target:
         """The number of devices."""
         return self.hosts * self.gpus
 
+    def host_of(self, name: str) -> int:
+        """Returns the number of the host of a device, by the name of the device."""
+        return int(name.partition(MARK)[0].partition(":")[2]) // self.gpus
+
     def device_names(self) -> list[str]:
         """Returns the names of all devices, host by host."""
         return [f"gpu:{number}{MARK}{self.text}" for number in range(self.size)]
@@ -175,6 +183,11 @@ def compiling_for(target: Target | None) -> Iterator[None]:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
 
 
+def has_compiler() -> bool:
+    """Returns True if the compiler of targets is installed."""
+    return any(_is_installed(plugin) for plugin in CUDA_PLUGINS)
+
+
 @cache
 def target_devices(text: str) -> Mapping[str, Device]:
     """Returns JAX's compile-only devices of a target by name.
@@ -183,8 +196,8 @@ def target_devices(text: str) -> Mapping[str, Device]:
         UserError: The compiler plugin is missing, or it cannot describe the card.
     """
     target = parse_target(text)
-    if not any(_is_installed(plugin) for plugin in CUDA_PLUGINS):
-        raise UserError(
+    if not has_compiler():
+        raise CompilerMissing(
             f"target {text!r} needs the CUDA compiler of JAX, which is not installed (0.7 GB, no GPU needed): "
             "pip install 'spmdkit[targets]'"
         )

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from ..configs.schema import Config
 from ..mesh.devices import list_devices
 from ..mesh.files import absolute_path, atomic_write
 from ..runtime.build_run import build, keep_programs, prepare_devices
 from ..runtime.explain import Explanation, explain_built
+from .run_plan import tokens_per_device
 from .timeline import Timeline, simulate
 
 MAX_EXPOSED_LINES = 5
@@ -72,11 +72,7 @@ def explain(config: Config, target: str | None = None, hlo: Path | None = None) 
             partial.write_text(text, encoding="utf-8")
     planned = built.layouts.mesh.target
     timeline = simulate(text, planned) if planned else None
-    ids = built.batch.get("targets")
-    tokens = 0
-    if ids is not None and len(ids.shape) == 2 and jnp.issubdtype(ids.dtype, jnp.integer):
-        tokens = ids.size / built.layouts.mesh.size
-    return PlannedRun(explanation, timeline, tokens)
+    return PlannedRun(explanation, timeline, tokens_per_device(built))
 
 
 def timeline_to_json(timeline: Timeline) -> dict[str, Any]:

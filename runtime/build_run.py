@@ -22,6 +22,7 @@ from ..mesh.compat import Device
 from ..mesh.devices import device_name, simulate
 from ..mesh.errors import UserError
 from ..mesh.processes import print_progress
+from ..mesh.targets import has_compiler
 from ..models.catalog import MODELS, load_model
 from ..models.frozen import freeze, frozen_paths
 from ..models.lora import frozen_by_lora
@@ -122,7 +123,8 @@ def build(
     check_devices(config, used, jax.process_count())
     check_enough(splits.train, config.train.global_batch)
     layouts, step = plan_step(config, model, devices)
-    rows = config.train.global_batch, layouts.batch_sharding()
+    without_devices = layouts.mesh.target is not None and not has_compiler()
+    rows = config.train.global_batch, layouts.batch_sharding(abstract=without_devices)
     batch = abstract_batch(splits.train, *rows)
     for source in (splits.train, splits.evaluation):
         if source is not None and config.data.layout:

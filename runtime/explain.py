@@ -115,18 +115,25 @@ def explain_built(built: Built, *, compiles_apart: bool = False) -> Explanation:
         network_axes=mesh.axes_across_processes,
         target=mesh.target.text if mesh.target else None,
         table=layouts.table,
-        bytes_per_device={
-            "parameters": layouts.table.bytes_per_device,
-            "optimizer": step.optimizer_table.bytes_per_device,
-            **({"slow links": step.extra_table.bytes_per_device} if step.extra_table.rows else {}),
-            "gradients": layouts.table.bytes_per_device,
-            "batch": sum(leaf.size * leaf.dtype.itemsize for leaf in built.batch.values()) // layouts.num_batch_shards,
-        },
+        bytes_per_device=state_bytes(built),
         compiled=compiled_memory(compiled),
         **moved._asdict(),
         schedule=layouts.pipeline.schedule if layouts.pipeline else None,
         notes=(*([built.re_formed] if built.re_formed else []), *layouts.notes),
     )
+
+
+def state_bytes(built: Built) -> dict[str, int]:
+    """Returns the bytes on each device that follow from the layouts, by kind."""
+    step, table = built.step, built.layouts.table
+    batch = sum(leaf.size * leaf.dtype.itemsize for leaf in built.batch.values())
+    return {
+        "parameters": table.bytes_per_device,
+        "optimizer": step.optimizer_table.bytes_per_device,
+        **({"slow links": step.extra_table.bytes_per_device} if step.extra_table.rows else {}),
+        "gradients": table.bytes_per_device,
+        "batch": batch // built.layouts.num_batch_shards,
+    }
 
 
 def describe_schedule(schedule: Schedule) -> str:

@@ -25,7 +25,7 @@ MAX_CODE_LINES = {
     "training": 2590,
     "configs": 1580,
     "runtime": 3750,
-    "planning": 480,
+    "planning": 720,
     "report": 1100,
     "launch": 4300,
     "spmdkit": 130,

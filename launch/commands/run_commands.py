@@ -6,6 +6,8 @@ from pathlib import Path
 
 from .command import CONFIG, Command, Print, add_config, add_fresh, add_json, add_overrides
 
+TARGET_HELP = "compile for GPUs that are not on this machine: a100-40, a100-80, h100, h200, b200, or a YAML file"
+
 
 def add_init(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `init`."""
@@ -170,8 +172,7 @@ LAUNCH = Command("launch", "spmdkit launch my.yaml --on local:2x4", launch, add_
 def add_explain(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `explain`."""
     add_config(parser)
-    text = "compile for GPUs that are not on this machine: a100-40, a100-80, h100, h200, b200, or a YAML file"
-    parser.add_argument("--target", metavar="CARD:HOSTSxGPUS", help=text)
+    parser.add_argument("--target", metavar="CARD:HOSTSxGPUS", help=TARGET_HELP)
     parser.add_argument("--hlo", metavar="FILE", type=Path, help="write the scheduled HLO of the step to a file")
     add_json(parser)
 
@@ -198,6 +199,37 @@ def explain(arguments: argparse.Namespace) -> int:
 
 
 EXPLAIN = Command("explain", "spmdkit explain my.yaml", explain, add_explain)
+
+
+def add_plan(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `plan`."""
+    add_config(parser)
+    parser.add_argument("--target", metavar="CARD:HOSTSxGPUS", required=True, help=TARGET_HELP)
+    add_json(parser)
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    """Predicts the memory, traffic and time of a run on another cluster.
+
+    Compiles the step that `train` would run for the target, on this machine, and simulates its program. Prints the
+    memory of a device and whether the step fits, the collectives with the links that they cross, the time of a step,
+    tokens per second, the model FLOP utilization and the communication that nothing hides. Nothing is measured: the
+    efficiency factors are those of planning/kernel_time.py, the same for every prediction. Without the compiler
+    (pip install 'spmdkit[targets]'), the plan is analytic, without the temporaries.
+
+      spmdkit plan llama3_8b --target h100:1x8       8 H100s of one host
+      spmdkit plan my.yaml --target h100:128x8       1,024 H100s
+      spmdkit plan my.yaml --target my-card.yaml:4x8 --json
+    """
+    from ...configs import load_config
+    from ...planning.run_plan import plan_run
+
+    found = plan_run(load_config(arguments.config, arguments.overrides, sizes=False), arguments.target)
+    print(json.dumps(found.to_json(), indent=2) if arguments.json else found)
+    return 0
+
+
+PLAN = Command("plan", "spmdkit plan my.yaml --target h100:16x8", plan, add_plan)
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:

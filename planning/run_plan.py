@@ -1,0 +1,284 @@
+"""`spmdkit plan`: whether a run fits a cluster, what it sends and how long a step takes, without the cluster.
+
+The step that `spmdkit train` would run is compiled for the target, and its scheduled program is simulated. Without the
+compiler, the plan is analytic: it has the state of the run and the collectives that the strategies predict, but not the
+temporaries, and its step time is a bound.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from ..configs.schema import Config
+from ..layouts.sizes import format_bytes
+from ..mesh.device_mesh import DeviceMesh
+from ..mesh.devices import list_devices
+from ..mesh.targets import CompilerMissing, Target
+from ..parallel.collectives import Collective
+from ..parallel.schedule.timing import measure
+from ..runtime.build_run import Built, build
+from ..runtime.explain import explain_built, state_bytes
+from .kernel_time import EFFICIENCY, Efficiency
+from .link_time import collective_seconds
+from .timeline import Timeline, simulate
+
+PREALLOCATED = 0.75
+"""The share of a GPU's memory that JAX takes by default (XLA_PYTHON_CLIENT_MEM_FRACTION)."""
+USABLE = 0.95
+"""The share that a program can use: CUDA, cuDNN and NCCL take the rest."""
+PEAK = Efficiency(link=1.0, network=1.0, link_seconds=0.0, network_seconds=0.0)
+"""The links at their peak, without a latency: no exchange of these bytes is faster."""
+RECOMPUTED = {"none": 1.0, "dots": 1.0, "full": 4 / 3}
+"""`train.remat` -> executed operations of matrix products per operation of the model: `full` repeats forward."""
+
+
+class Traffic(NamedTuple):
+    """The collectives of one kind over the same mesh axes in one step.
+
+    Attributes:
+        kind: HLO's name, such as "all-gather".
+        axes: The mesh axes.
+        count: The number per step.
+        bytes: Bytes of the whole values, summed over `count`.
+        link: The slowest link that they cross: "host" or "network".
+        least_seconds: The time of these bytes over that link at its peak.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    count: int
+    bytes: int
+    link: str
+    least_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """What a run needs on a target, per device.
+
+    Attributes:
+        target: The accelerators.
+        mesh: Mesh axis -> size.
+        state: Kind -> bytes that the layouts imply: parameters, optimizer, gradients, batch.
+        traffic: The collectives of a step.
+        bubble: The share of a pipeline's time in which stages are idle; 0 without a pipeline.
+        model_flops: Operations of the model for one step, all devices; None if the model does not state them.
+        dtype: The compute dtype.
+        tokens: Tokens of a step on one device; 0 for a model without tokens.
+        step_seconds: The time of a step; None if it is unknown.
+        peak_bytes: The most memory that the compiled step needs; of an analytic plan, the state alone.
+        temporaries: Bytes of the compiled step besides the state and the batch: gradients, activations that backward
+            reads, gathered parameters. None if the step was not compiled.
+        timeline: The simulated step; None if it was not compiled.
+        compile_seconds: The time that the compiler took; None if the step was not compiled.
+        notes: Facts about the plan that its figures do not show.
+    """
+
+    target: Target
+    mesh: dict[str, int]
+    state: dict[str, int]
+    traffic: tuple[Traffic, ...]
+    bubble: float
+    model_flops: float | None
+    dtype: str
+    tokens: float
+    step_seconds: float | None
+    peak_bytes: int
+    temporaries: int | None = None
+    timeline: Timeline | None = None
+    compile_seconds: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool | None:
+        """True if the step needs at most `USABLE` of the memory of a device; None if an analytic plan cannot tell."""
+        if self.peak_bytes > USABLE * self.target.card.memory_bytes:
+            return False
+        return None if self.timeline is None else True
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOP utilization: operations of the model / (devices x step time x peak of the compute dtype)."""
+        peak = self.target.card.flops.get(self.dtype)
+        if self.model_flops is None or not self.step_seconds or peak is None:
+            return None
+        return self.model_flops / (self.target.size * self.step_seconds * peak)
+
+    @property
+    def tokens_per_second_per_device(self) -> float | None:
+        """Tokens per second of one device; None for a model without tokens."""
+        return self.tokens / self.step_seconds if self.tokens and self.step_seconds else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values for `--json`."""
+        memory = {**self.state, "temporaries": self.temporaries, "peak_bytes": self.peak_bytes}
+        return {
+            "target": self.target.text,
+            "devices": self.target.size,
+            "mesh": self.mesh,
+            "compiled": self.timeline is not None,
+            "compile_seconds": self.compile_seconds,
+            "memory": memory | {"capacity_bytes": self.target.card.memory_bytes, "fits": self.fits},
+            "traffic": [{**each._asdict(), "axes": list(each.axes)} for each in self.traffic],
+            "step_seconds": self.step_seconds,
+            "tokens_per_second_per_device": self.tokens_per_second_per_device,
+            "mfu": self.mfu,
+            "exposed_communication": self.timeline.exposed_share if self.timeline else None,
+            "bubble": self.bubble,
+            "efficiency": EFFICIENCY._asdict(),
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        sizes = " x ".join(f"{axis} {size}" for axis, size in self.mesh.items() if size > 1) or "one device"
+        how = (
+            f"compiled in {self.compile_seconds:.1f} s"
+            if self.compile_seconds is not None
+            else "ANALYTIC, not compiled"
+        )
+        title = f"{self.target.text}: {self.target.size:,} x {self.target.card.name}, {sizes}; {how}"
+        parts = [title, *map("\n".join, (_memory_lines(self), _traffic_lines(self), _time_lines(self)))]
+        return "\n\n".join([*parts, *(f"Note: {note}" for note in self.notes)])
+
+
+def plan_run(config: Config, target: str) -> RunPlan:
+    """Plans the run of a config.
+
+    Args:
+        config: The run's configuration.
+        target: The accelerators, such as "h100:16x8".
+
+    Raises:
+        UserError: The config or the target is invalid, see `build` and `list_devices`.
+    """
+    if config.precision.needs_x64:
+        jax.config.update("jax_enable_x64", True)
+    built = build(config, devices=list_devices(target=target))
+    mesh, model, pipeline = built.layouts.mesh, built.model, built.layouts.pipeline
+    assert mesh.target is not None
+    rows = config.train.global_batch
+    common = {
+        "target": mesh.target,
+        "mesh": dict(zip(mesh.axis_names, mesh.shape, strict=True)),
+        "bubble": measure(pipeline.schedule).bubble if pipeline else 0.0,
+        "model_flops": None if model.flops_per_row is None else model.flops_per_row * rows,
+        "dtype": config.precision.compute,
+        "tokens": tokens_per_device(built),
+    }
+    try:
+        return _compiled(built, common)
+    except CompilerMissing as error:
+        return _analytic(built, common, str(error))
+
+
+def tokens_per_device(built: Built) -> float:
+    """Returns the tokens of a step on one device; 0 if the targets of the data are not tokens."""
+    ids = built.batch.get("targets")
+    if ids is None or len(ids.shape) != 2 or not np.issubdtype(ids.dtype, np.integer):
+        return 0
+    return ids.size / built.layouts.mesh.size
+
+
+def _compiled(built: Built, common: dict[str, Any]) -> RunPlan:
+    begin = time.perf_counter()
+    compiled = built.step.compile(built.batch)
+    seconds = time.perf_counter() - begin
+    explanation = explain_built(built)
+    timeline = simulate(compiled.as_text() or "", common["target"])
+    return RunPlan(
+        **common,
+        state=explanation.bytes_per_device,
+        traffic=_traffic(explanation.found, built.layouts.mesh, common["target"]),
+        step_seconds=timeline.step_seconds,
+        peak_bytes=explanation.compiled["total"],
+        temporaries=explanation.compiled["temporaries"],
+        timeline=timeline,
+        compile_seconds=seconds,
+        notes=explanation.notes,
+    )
+
+
+def _analytic(built: Built, common: dict[str, Any], why: str) -> RunPlan:
+    """Plans without a compiler: a device computes or communicates, whichever takes longer."""
+    target, state = common["target"], state_bytes(built)
+    lines = built.step.cost(built.batch)
+    traffic = _traffic(lines, built.layouts.mesh, target)
+    peak, seconds = target.card.flops.get(common["dtype"]), None
+    if common["model_flops"] is not None and peak is not None:
+        flops = common["model_flops"] * RECOMPUTED[built.config.train.remat] / target.size
+        moving = sum(each.least_seconds for each in traffic) / EFFICIENCY.network
+        seconds = max(flops / (EFFICIENCY.matmul * peak), moving) / (1 - common["bubble"])
+    return RunPlan(
+        **common, state=state, traffic=traffic, step_seconds=seconds, peak_bytes=sum(state.values()), notes=(why,)
+    )
+
+
+def _traffic(lines: tuple[Collective, ...], mesh: DeviceMesh, target: Target) -> tuple[Traffic, ...]:
+    return tuple(Traffic(**asdict(line), **_exchange(line, mesh, target)) for line in lines)
+
+
+def _exchange(line: Collective, mesh: DeviceMesh, target: Target) -> dict[str, Any]:
+    """Returns the link of a line of traffic, and its time at the peak of that link."""
+    numbers = np.arange(mesh.size).reshape(mesh.shape)  # a mesh of a target has its devices in order
+    last = [mesh.axis_names.index(axis) for axis in line.axes]
+    groups = np.moveaxis(numbers, last, range(-len(last), 0)).reshape(-1, *(mesh.shape[axis] for axis in last))
+    devices = groups.reshape(len(groups), -1)
+    crosses = bool((devices // target.gpus != devices[:, :1] // target.gpus).any())
+    seconds = collective_seconds(line.kind, line.bytes, devices[:1].tolist(), target, PEAK)
+    return {"link": "network" if crosses else "host", "least_seconds": seconds}
+
+
+def _memory_lines(plan: RunPlan) -> Iterator[str]:
+    capacity = plan.target.card.memory_bytes
+    yield "Memory of each device"
+    for kind, size in plan.state.items():
+        yield f"  {kind:<14} {format_bytes(size):>10}{'   among the temporaries' if kind == 'gradients' else ''}"
+    if plan.temporaries is None:
+        yield "  temporaries       unknown   activations and whole parameters: known after compiling"
+    else:
+        yield f"  {'temporaries':<14} {format_bytes(plan.temporaries):>10}   gradients, activations, whole parameters"
+    verdict = {True: "fits", False: "DOES NOT FIT", None: "may fit"}[plan.fits]
+    share = plan.peak_bytes / capacity
+    yield f"  {'peak':<14} {format_bytes(plan.peak_bytes):>10}   {share:.0%} of {format_bytes(capacity)}: {verdict}"
+    if plan.fits is False:
+        yield "  To need less: train.remat=full, a larger train.accumulate, or strategy.fsdp over more devices."
+    elif share > PREALLOCATED:
+        yield (
+            f"  JAX takes {PREALLOCATED:.0%} of a GPU by default: set XLA_PYTHON_CLIENT_MEM_FRACTION={USABLE} in "
+            "launch.environment."
+        )
+
+
+def _traffic_lines(plan: RunPlan) -> Iterator[str]:
+    yield f"Collectives of a step, {'of the compiled step' if plan.timeline else 'as the strategies predict'}"
+    for each in plan.traffic:
+        yield (
+            f"  {each.kind:<18} over {' x '.join(each.axes):<14} {each.count:>5,} a step {format_bytes(each.bytes):>10}"
+            f"   {each.link:<7} at least {each.least_seconds * 1e3:,.1f} ms"
+        )
+    if not plan.traffic:
+        yield "  none"
+
+
+def _time_lines(plan: RunPlan) -> Iterator[str]:
+    yield "Step" + (", simulated: not a measurement" if plan.timeline else ", bound by operations and bytes")
+    if plan.step_seconds is None:
+        yield "  unknown: the model does not state its operations (flops_per_row)"
+        return
+    yield f"  time              {plan.step_seconds * 1e3:>10,.1f} ms"
+    if timeline := plan.timeline:
+        yield f"  kernels           {timeline.compute_seconds * 1e3:>10,.1f} ms"
+        yield (
+            f"  communication     {timeline.communication_seconds * 1e3:>10,.1f} ms, of which "
+            f"{timeline.exposed_seconds * 1e3:,.1f} ms ({timeline.exposed_share:.1%}) are exposed"
+        )
+    if plan.tokens_per_second_per_device is not None:
+        yield f"  tokens/s, device  {plan.tokens_per_second_per_device:>10,.0f}"
+    if plan.mfu is not None:
+        yield f"  MFU               {plan.mfu:>10.1%}    model FLOPs / (devices x time x peak of {plan.dtype})"
+    if plan.bubble:
+        yield f"  bubble            {plan.bubble:>10.1%}    of the pipeline's time"

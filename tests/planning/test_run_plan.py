@@ -1,0 +1,110 @@
+"""`spmdkit plan`: the figures of a run on a cluster that is not here."""
+
+import json
+
+import pytest
+from spmdkit.configs import load_config
+from spmdkit.launch.cli import main
+from spmdkit.mesh import targets
+from spmdkit.planning.run_plan import plan_run
+
+SIZES = "model.layers=2 model.width=64 model.heads=4 data.length=32 train.global_batch=16 precision.compute=bfloat16"
+KEYS = {
+    *("target", "devices", "mesh", "compiled", "compile_seconds", "memory", "traffic", "step_seconds"),
+    *("tokens_per_second_per_device", "mfu", "exposed_communication", "bubble", "efficiency", "notes"),
+}
+CARD = """
+name: a small card
+compute_capability: "9.0"
+cores: 1
+clock_ghz: 1.0
+memory_bytes: 100000
+memory_bandwidth: 1.0e+9
+l2_bytes: 1000
+shared_memory: 1000
+shared_memory_per_block: 1000
+flops: {bfloat16: 1.0e+12, float32: 0.5e+12}
+gpus_per_host: 8
+link: 8.0e+9
+network: 1.0e+9
+"""
+
+
+@pytest.fixture
+def without_compiler(monkeypatch):
+    monkeypatch.setattr(targets, "CUDA_PLUGINS", ())
+
+
+@pytest.fixture
+def card(tmp_path):
+    path = tmp_path / "card.yaml"
+    path.write_text(CARD)
+    return path
+
+
+def planned(target, *overrides):
+    config = load_config("fsdp", [*SIZES.split(), *overrides], sizes=False)
+    return plan_run(config, str(target))
+
+
+def test_analytic_plan_has_the_state_of_each_device(without_compiler):
+    """AdamW keeps two moments for each parameter, and a count; tokens and weights take 4 bytes each."""
+    found = planned("h100:1x8", "strategy={fsdp: {size: 8, floor_bytes: 0}}", "optimizer.name=adamw")
+    memory = found.to_json()["memory"]
+    assert not found.to_json()["compiled"]
+    assert 0 <= memory["optimizer"] - 2 * memory["parameters"] <= 64
+    assert memory["gradients"] == memory["parameters"]
+    assert memory["temporaries"] is None
+    assert memory["peak_bytes"] == sum(memory[kind] for kind in ("parameters", "optimizer", "gradients", "batch"))
+    assert memory["fits"] is None
+    assert "ANALYTIC" in str(found)
+    assert "pip install 'spmdkit[targets]'" in str(found)
+
+
+def test_traffic_has_the_slowest_link_of_each_exchange(without_compiler, card):
+    """A ring of 8 at 8 GB/s in a host moves 7/8 of the bytes; 2 hosts exchange 2 x 1/2 of them at 1 GB/s."""
+    found = planned(f"{card}:2x8", "strategy={data: 2, fsdp: {size: 8, floor_bytes: 0}}")
+    links = {(each.kind, each.axes): each for each in found.traffic}
+    gathers, sums = links["all-gather", ("fsdp",)], links["all-reduce", ("data",)]
+    assert (gathers.link, sums.link) == ("host", "network")
+    assert gathers.least_seconds == pytest.approx(gathers.bytes * 7 / 8 / 8e9)
+    assert sums.least_seconds == pytest.approx(sums.bytes / 1e9)
+
+
+def test_mfu_is_the_share_of_the_peak(without_compiler, card):
+    found = planned(f"{card}:1x8", "strategy={fsdp: 8}")
+    assert found.mfu == pytest.approx(found.model_flops / (8 * found.step_seconds * 1e12))
+    assert found.tokens_per_second_per_device == pytest.approx(16 * 32 / 8 / found.step_seconds)
+
+
+def test_idle_stages_take_their_share_of_the_time(without_compiler):
+    """1F1B with 2 stages and 4 microbatches is idle for 1/5 of the time (Narayanan et al. 2021, section 2.2)."""
+    found = planned("h100:1x8", "strategy={pipe: {size: 2, microbatches: 4, schedule: 1f1b}, fsdp: -1}")
+    assert found.bubble == pytest.approx(1 / 5)
+
+
+def test_state_larger_than_the_card_does_not_fit(without_compiler, card):
+    found = planned(f"{card}:1x1", "strategy={}")
+    assert found.fits is False
+    assert "DOES NOT FIT" in str(found)
+
+
+def test_command_prints_the_plan_as_json(without_compiler, capsys):
+    assert main(["plan", "fsdp", *SIZES.split(), "--target", "h100:1x8", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found.keys() == KEYS
+    assert (found["target"], found["devices"], found["mesh"]["fsdp"]) == ("h100:1x8", 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("h100", "expected CARD:HOSTSxGPUS"),
+        ("h10:1x8", "Did you mean 'h100'?"),
+        ("h100:3x8", "strategy"),
+        ("none.yaml:1x8", "none.yaml"),
+    ],
+)
+def test_rejects_targets_that_do_not_fit(target, message, capsys):
+    assert main(["plan", "fsdp", "--target", target, "strategy={data: 2, fsdp: 8}"]) == 2
+    assert message in capsys.readouterr().err

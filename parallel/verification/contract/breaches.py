@@ -17,8 +17,9 @@ from jax import Array
 
 from ....mesh.errors import UserError, docs_url
 from ...model import BlockModel, Model, Params
+from ..reference import HostBatch
 from .pairs import NOTHING, Pair, Pairs
-from .probe import ROWS, HostBatch, Probe, first_rows, nudged, part
+from .probe import ROWS, Probe, first_rows, nudged, part
 from .probe import NotChecked as NotChecked
 from .random_key import check_key, shared_key
 
@@ -78,23 +79,13 @@ def breaches(model: Model | BlockModel, params: Params, batch: HostBatch, key: A
         return ()
     found = probe.sums()
     broken: list[Breach] = []
-    if found.whole.is_finite and not _is_right(found, SCREEN):
+    if found.whole.is_finite and not found.are_right(SCREEN):
         exact, bound = _widened(probe)
         found = exact.sums()
         broken += list(_coupled(exact, found, bound)) or _weights(found, bound)
     if not moves:
         broken += _dead(probe, first, batch)
     return tuple(broken)
-
-
-def _is_right(found: Pairs, bound: float) -> bool:
-    """Checks if all pairs that must agree do."""
-    return (
-        found.adds_up(bound)
-        and found.weights_add_up(bound)
-        and found.ignores_padding(bound)
-        and found.whole.weight != 0
-    )
 
 
 def _widened(probe: Probe) -> tuple[Probe, float]:
@@ -157,30 +148,20 @@ def _weights(found: Pairs, bound: float) -> Iterator[Breach]:
     """Yields a breach in the use of weights."""
     zero = found.unweighted or NOTHING
     if found.whole.weight == 0:
-        message = (
-            f"the weight that it returns is 0. {ROWS} rows that have weight give {found.whole}, and the runtime "
-            f"divides by the weight. {RESULT}"
-        )
+        problem, fix = "the weight that it returns is 0", f"The runtime divides by the weight. {RESULT}"
     elif found.adds_a_constant(bound):
-        message = (
-            f"it adds {zero.total:.6g} on every call, whatever the rows weigh: {ROWS} rows give {found.whole}, with "
-            f"weights of zero {zero}. Every device and microbatch would add it again. A penalty on the parameters must "
-            'count as the rows do: add penalty * batch["weights"].sum() to the sum.'
-        )
+        problem = f"it adds {zero.total:.6g} on every call, whatever the rows weigh"
+        fix = 'A penalty on the parameters must count as the rows do: add penalty * batch["weights"].sum() to the sum.'
     elif not found.ignores_padding(bound):
-        message = (
-            f"rows of weight zero count. {ROWS} rows give {found.whole}, with weights of zero {zero}, which must be "
-            "(0, 0): evaluation would count the rows that fill up its last batch. Multiply what each row (or token) "
-            f"loses by its weight, and do not divide by the sum of the weights. {RESULT}"
-        )
+        problem = "rows of weight zero count, such as those that fill up the last batch of an evaluation"
+        fix = f"Multiply what each row (or token) loses by its weight, and do not divide by the weights. {RESULT}"
     elif not found.weights_add_up(bound):
-        message = (
-            f"the weight that it returns does not add up. {_arrangements(found)}. The runtime divides by the sum "
-            f"of all weights. {RESULT} Without weights, the weight is the number of rows."
-        )
+        problem = "the weight that it returns does not add up"
+        fix = f"{RESULT} Without weights, the weight is the number of rows."
     else:
         return
-    yield Breach("weights", message)
+    with_zeros = f", with weights of zero {zero}, which must be (0, 0)" if found.unweighted is not None else ""
+    yield Breach("weights", f"{problem}. {_arrangements(found)}{with_zeros}. {fix}")
 
 
 def _dead(probe: Probe, first: Pair, batch: HostBatch) -> Iterator[Breach]:

@@ -12,8 +12,9 @@ from ....mesh.keys import make_key
 from ...model import BlockModel, Model, Params
 from ...options import cast_floats
 from ...sharding.model_errors import check_loss
+from ..reference import HostBatch
 from .breaches import Breach, ContractError, NotChecked, breaches
-from .probe import HostBatch, compile_quickly, count
+from .probe import compile_quickly, count
 from .random_key import check_key
 
 CHECKS = ("error", "warn", "off")

@@ -55,6 +55,11 @@ class Pairs(NamedTuple):
         """Checks if rows with weights of zero give (0, 0)."""
         return self.unweighted is None or max(self.apart(self.unweighted, NOTHING)) <= bound
 
+    def are_right(self, bound: float) -> bool:
+        """Checks if all pairs that must agree do, and the rows have a weight."""
+        agree = self.adds_up(bound) and self.weights_add_up(bound) and self.ignores_padding(bound)
+        return agree and self.whole.weight != 0
+
     def adds_a_constant(self, bound: float) -> bool:
         """Checks if every call adds the same constant, such as a penalty on the parameters; not if that is all."""
         zero = self.unweighted

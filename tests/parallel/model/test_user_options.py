@@ -31,16 +31,16 @@ def test_passes_options_and_values_of_the_run():
 
 def test_reports_all_wrong_options_at_once():
     assert problems(make, {"detph": 2, "x": 1}) == [
-        "model.detph is not an option. Did you mean model.depth? The options of make are width, vocabulary, depth.",
-        "model.x is not an option. The options of make are width, vocabulary, depth.",
+        "model.detph is not an option of make. Did you mean depth?",
+        "model.x is not an option of make. The options are width, vocabulary, depth.",
         "model.width is required: make lacks a default for it.",
     ]
-    assert problems(lambda: 0, {"x": 1}) == ["model.x is not an option. <lambda> takes none."]
+    assert problems(lambda: 0, {"x": 1}) == ["model.x is not an option of <lambda>. The options are none."]
 
 
 def test_proposes_other_keys_of_the_section():
     (message,) = problems(make, {"width": 1, "losss": "x"}, beside=("loss",))
-    assert message.startswith("model.losss is not an option. Did you mean model.loss? The options of make are width, ")
+    assert message.startswith("model.losss is not an option of make. Did you mean loss?")
 
 
 def test_keyword_arguments_take_any_option():
@@ -136,7 +136,7 @@ def test_ignores_other_annotations():
 def test_parameters_passed_later_are_not_options():
     made = with_options(Other, {"width": 3}, {"key": 5}, "model", later=("key",))
     assert (made(key=7).width, made(key=7).key) == (3, 7)
-    with pytest.raises(UserError, match=r"model.key is not an option. The options of Other are width"):
+    with pytest.raises(UserError, match=r"model.key is not an option of Other. The options are width"):
         with_options(Other, {"width": 3, "key": 1}, {}, "model", later=("key",))
-    with pytest.raises(UserError, match=r"model.width is not an option. Other takes none"):
+    with pytest.raises(UserError, match=r"model.width is not an option of Other. The options are none"):
         with_options(Other, {"width": 3}, {}, "model", later=("key",), hidden=("width",))

@@ -281,11 +281,9 @@ def test_rejects_missing_groups():
         params = toy.init(key)
         return {name: params[name] for name in ("embed", "blocks")}
 
-    assert 'returns the groups blocks, embed. A BlockModel has the groups "embed", "blocks" and' in of_blocks(
-        init=without_head
-    )
-    assert "returns list. A BlockModel" in of_blocks(init=lambda key: [jnp.zeros(3)])
-    assert "embed_reads or head_reads name 'table' too" in of_blocks(embed_reads=("table",))
+    assert "returns the groups blocks, embed without 'head'. A BlockModel" in of_blocks(init=without_head)
+    assert "returns list without 'embed'. A BlockModel" in of_blocks(init=lambda key: [jnp.zeros(3)])
+    assert "without 'table'. " in of_blocks(embed_reads=("table",))
 
 
 def test_rejects_blocks_that_change_activations():

@@ -128,15 +128,15 @@ BROKEN = {
     ),
     "number of rows": (
         *(of_rows(lambda each, batch: (weighted(each, batch)[0], jnp.float32(len(each)))), "weights"),
-        *("with weights of zero (0, 4), which must be (0, 0)", "rows that fill up its last batch"),
+        *("with weights of zero (0, 4), which must be (0, 0)", "rows of weight zero count"),
     ),
     "divided": (
         *(of_sums(lambda total, weight, params: (total / weight * weight, weight)), "weights"),
-        *("with weights of zero (nan, 0)", "do not divide by the sum of the weights"),
+        *("with weights of zero (nan, 0)", "do not divide by the weights"),
     ),
     "no weight": (
         *(of_sums(lambda total, weight, params: (total, 0 * weight)), "weights"),
-        "the weight that it returns is 0. 4 rows that have weight give (",
+        "the weight that it returns is 0. 4 rows give (",
     ),
     "penalty": (
         *(of_sums(lambda total, weight, params: (total + penalty(params), weight)), "weights"),

@@ -90,34 +90,6 @@ def takes_option(function: Any, name: str) -> bool:
         return False
 
 
-def call_with_options(
-    function: Callable[..., Any],
-    options: Mapping[str, Any],
-    offered: Mapping[str, Any],
-    key: str,
-    what: str = "",
-    *,
-    beside: Sequence[str] = (),
-) -> Any:
-    """Calls a user's function with the options of its config section.
-
-    Args:
-        function: The function; its options are keyword arguments.
-        options: The options in the config; each must be a parameter.
-        offered: Values of the run, passed to parameters of that name unless the config sets them.
-        key: The config section, for messages.
-        what: The function, for messages: "model.name='mine:make'".
-        beside: Other keys of the section, proposed for unknown options.
-
-    Returns:
-        The result of the function.
-
-    Raises:
-        UserError: Options are invalid, or the function fails; the message has the file and line.
-    """
-    return with_options(function, options, offered, key, what, beside=beside)()
-
-
 def with_options(
     function: Callable[..., Any],
     options: Mapping[str, Any],
@@ -132,12 +104,17 @@ def with_options(
     """Returns a user's function with the options of its config section, after checking them.
 
     Args:
-        function, options, offered, key, what, beside: See `call_with_options`.
+        function: The function; its options are keyword arguments.
+        options: The options in the config; each must be a parameter.
+        offered: Values of the run, passed to parameters of that name unless the config sets them.
+        key: The config section, for messages.
+        what: The function, for messages: "model.name='mine:make'".
         later: Parameters that the runtime passes with each call.
         hidden: Parameters that are not options.
+        beside: Other keys of the section, proposed for unknown options.
 
     Returns:
-        A function of the parameters `later`, by name.
+        A function of the parameters `later`, by name; if it fails, it raises a UserError with the file and line.
 
     Raises:
         UserError: Options are unknown, of the wrong type, or missing; the message lists all of them.

@@ -155,7 +155,7 @@ def _compare(
         "reduced": reduced,
         "notes": step.plan.notes,
     }
-    state = case.first_state()
+    state = step.init(seed, case.params)
     try:
         collectives = check_collectives(step, batches[0], reference.frozen)
         found, norm = case.sums(state, batches[0])
@@ -171,11 +171,12 @@ def _compare(
     for batch in batches:
         state, metrics = step(state, batch)
         reported.append(report(metrics.loss, metrics.grad_norm, metrics.weight, metrics.model))
-    arrays = array_errors(found, case.in_model_order(state), reference, *tolerances)
-    if any(error.differs for error in _worst(arrays, case).values()):  # perhaps by rounding alone
+    saved = case.in_model_order(state)
+    arrays = array_errors(found, saved, reference, *tolerances)
+    if any(error.differs for error in _worst(arrays).values()):  # perhaps by rounding alone
         reference = reference._replace(moved=one_device.train(moved(case.params, case.tolerance), batches))
-        arrays = array_errors(found, case.in_model_order(state), reference, *tolerances)
-    worst, right = _worst(arrays, case), reference.reports[0]
+        arrays = array_errors(found, saved, reference, *tolerances)
+    worst, right = _worst(arrays), reference.reports[0]
     errors = {
         "initial parameters": Measured(init.relative, max(case.tolerance, INIT_TOLERANCE), init.path),
         "loss": Measured(relative(reported[0]["loss"], right["loss"]), case.tolerance),
@@ -194,7 +195,7 @@ def _compare(
         first_difference=None,
         widened=tuple(widened(init, arrays, narrowings, step.precision)),
     )
-    explain = explanations(case, initial, drawn, found, norm, reference)
+    explain = explanations(case, initial, drawn, found, norm, saved, reference)
     measured = replace(measured, first_difference=first_difference(measured, reference, explain))
     if measured.ok:  # the later checks need correct steps
         measured = check_after_steps(measured, case, state, reference, save_and_restore, averages)
@@ -204,10 +205,9 @@ def _compare(
     return replace(measured, proved=tuple(list_proved(measured, **checked)), not_looked_at=tuple(unseen))
 
 
-def _worst(arrays: Mapping[str, Sequence[LeafError]], case: Case) -> dict[str, Measured]:
+def _worst(arrays: Mapping[str, Sequence[LeafError]]) -> dict[str, Measured]:
     """Returns the worst array of each kind, with the tolerance of the kind."""
-    bounds = {kind: case.tolerance if kind == GRADIENTS else case.params_tolerance for kind in arrays}
-    return {kind: Measured(each[0].relative, bounds[kind], each[0].path) for kind, each in arrays.items() if each}
+    return {kind: Measured(each[0].relative, each[0].tolerance, each[0].path) for kind, each in arrays.items() if each}
 
 
 def _worst_report(reported: Sequence[Mapping[str, float]], reference: Reference, tolerance: float) -> Measured:

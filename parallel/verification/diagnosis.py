@@ -4,8 +4,6 @@
    which rows are together, a mean returned as the sum (`contract/breaches.py`). If it breaks, that is the cause.
 2. Copies. Devices that must hold the same and do not: over which axes. If the sum of their values is the reference, a
    sum over these axes is missing.
-3. Updates. If the first gradients agree and the parameters after some steps do not, single steps are repeated from the
-   strategy's own parameters: one device gets another loss from them, or another update.
 
 A factor, or the same numbers in other places, has many causes: these are measurements, and no cause is named.
 """
@@ -14,12 +12,12 @@ from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any
 
-import jax
 import numpy as np
 
 from ...layouts.paths import leaves_with_paths
 from ..model import Params
 from ..plan import ShardingPlan
+from ..step.state import TrainState
 from ..xla.error_texts import differing_result
 from .case import Case
 from .differences import (
@@ -29,9 +27,7 @@ from .differences import (
     OPTIMIZER,
     PARAMETERS,
     differing_copies,
-    leaf_errors,
     relative,
-    state_errors,
 )
 from .reference import Reference, Sums
 from .result import NO_GRADIENT, NOT_FINITE, Difference, Verification
@@ -61,7 +57,7 @@ def first_difference(
 
 
 def explanations(
-    case: Case, initial: Params, drawn: Params, found: Sums, norm: float, reference: Reference
+    case: Case, initial: Params, drawn: Params, found: Sums, norm: float, saved: TrainState, reference: Reference
 ) -> dict[str, Callable[[str], str]]:
     """Returns a function for each quantity of the steps that explains its difference, given its worst array.
 
@@ -71,10 +67,19 @@ def explanations(
         drawn: The initial parameters of one device.
         found: The strategy's sums of the first batch.
         norm: The strategy's gradient norm of the first batch.
+        saved: The state after all steps on the mesh, blocks in the model's order.
         reference: The training on one device.
     """
     first, right = reference.first, "All parameters are right after the steps"
     norm_text = times_reference(norm, reference.reports[0]["gradient norm"])
+
+    def explain_change(path: str) -> str:
+        before, after, expected = (_wide(leaf_of(tree, path)) for tree in (case.params, saved.params, reference.params))
+        return (
+            "The gradients of the first step and their norm are right. The change of the parameter over all steps is "
+            f"{how_it_differs(after - before, expected - before)} `--steps 1` compares the first update alone."
+        )
+
     return {
         "initial parameters": lambda path: (
             "The same seed gives other parameters on this mesh: "
@@ -84,7 +89,7 @@ def explanations(
         "weight": lambda _: f"{explain_sums(found, first, case.tolerance)} Their ratio, the mean loss, is right.",
         GRADIENTS: lambda path: explain_gradient(case, path, found, first),
         "gradient norm": lambda _: f"It is {norm_text}, while every gradient is right.",
-        PARAMETERS: lambda path: explain_parameters(case, path),
+        PARAMETERS: explain_change,
         OPTIMIZER: lambda _: f"{right}. This array is not: it is what later updates begin with.",
         MODEL_STATE: lambda _: (
             f"{right}. This array is not: the next state that the loss returns must be that "
@@ -158,31 +163,6 @@ def how_it_differs(value: np.ndarray, expected: np.ndarray) -> str:
     if np.abs(np.sort(value, axis=None) - np.sort(expected, axis=None)).max(initial=0.0) <= bound:
         return "the same numbers in other places."
     return "no multiple of the reference."
-
-
-def explain_parameters(case: Case, path: str) -> str:
-    """Explains why a parameter differs after all steps: repeats each step from the strategy's own parameters."""
-    known = "The gradients of the first step and their norm are right"
-    state, opt_state = case.first_state(), case.one_device.first_state(case.params)
-    for number, batch in enumerate(case.batches):
-        before, model_state = jax.device_get((case.in_model_order(state.params), state.model_state))
-        sums = case.one_device.sums(before, batch, number, model_state)
-        state, metrics = case.step(state, dict(batch))
-        found, expected = float(metrics.loss), sums.total / (sums.weight or 1)
-        if relative(found, expected) > case.tolerance:
-            losses = f"the loss of step {number} is {found:.8g}, and {expected:.8g} on one device"
-            return f"{known}. At the same parameters, {losses}."
-        params, opt_state = case.one_device.update(before, opt_state, sums)
-        saved = case.in_model_order(state)
-        if leaf_errors(saved.params, params, tolerance=case.tolerance)[0].relative > case.params_tolerance:
-            old, new, right = (_wide(leaf_of(tree, path)) for tree in (before, saved.params, params))
-            change = how_it_differs(new - old, right - old)
-            text = f"{known}, so it is the update of step {number}: the change of {path} is {change}"
-            off = state_errors(saved.opt_state, opt_state, params, tolerance=case.tolerance)[:1]
-            if off and off[0].relative > case.params_tolerance:
-                text += f" Of the optimizer's state, {off[0].path} is off by {off[0].relative:.1e}."
-            return text
-    return f"{known}; each update alone is that of one device."
 
 
 def _wide(leaf: Any) -> np.ndarray:

@@ -35,12 +35,14 @@ class LeafError(NamedTuple):
         path: The path of the leaf.
         wider: The factor by which its tolerance is wider than usual, since rounding alone moves it as far.
         left_out: The number of elements that are not compared, since rounding alone decides their update.
+        tolerance: The tolerance of arrays of its kind.
     """
 
     relative: float
     path: str
     wider: float = 1.0
     left_out: int = 0
+    tolerance: float = 0.0
 
 
 def relative(found: float, reference: float) -> float:
@@ -108,7 +110,7 @@ def leaf_errors(
         shards = [(np.asarray(shard.data), shard.index) for shard in leaf.addressable_shards]
         parts = [(part[~mask[index]], expected[index][~mask[index]]) for part, index in shards]
         error = max(_error(part, wanted, size) for part, wanted in parts)
-        errors.append(LeafError(error, path, size / own if own else 1.0, int(mask.sum())))
+        errors.append(LeafError(error, path, size / own if own else 1.0, int(mask.sum()), tolerance))
     return sorted(errors, reverse=True)
 
 
@@ -241,9 +243,7 @@ def widened(
         if narrowing.tolerance > usual:
             place = f" at {narrowing.place}" if narrowing.place else ""
             yield Widened(what, narrowing.array, narrowing.tolerance, f"is cast to {narrowing.dtype}{place}")
-    of_loss, of_update = narrowings[0].tolerance, max(each.tolerance for each in narrowings)
     for kind, arrays in errors.items():
-        bound = of_loss if kind == GRADIENTS else of_update
         for array in sorted(arrays, key=lambda each: each.path):
             if array.left_out:
                 elements = f"is not compared in {array.left_out} elements"
@@ -251,4 +251,4 @@ def widened(
                 yield Widened(kind, array.path, None, reason)
             if array.wider > 1:
                 reason = "is moved as far by one rounding of the parameters on one device"
-                yield Widened(kind, array.path, array.wider * bound, reason)
+                yield Widened(kind, array.path, array.wider * array.tolerance, reason)

@@ -132,26 +132,17 @@ class OneDevice:
 
     def train(self, params: Params, batches: Sequence[HostBatch]) -> Reference:
         """Takes one step for each batch, from these parameters."""
-        opt_state, state = self.first_state(params), self.first_model_state(params)
+        opt_state, state = jax.jit(self.optimizer.init)(params), self.first_model_state(params)
         reports, all_sums = list[Mapping[str, float]](), list[Sums]()
         for number, batch in enumerate(batches):
             sums = self.sums(params, batch, number, state)
             state, weight = sums.state, sums.weight or 1
             metrics = {name: total / (counted or 1) for name, (total, counted) in sums.metrics.items()}
-            params, opt_state = self.update(params, opt_state, sums)
+            mean = jax.tree.map(lambda leaf, weight=weight: (leaf / weight).astype(leaf.dtype), sums.gradients)
+            params, opt_state = self._update(params, opt_state, mean, sums.total / weight)
             reports.append(report(sums.total / weight, _norm(sums.gradients) / weight, sums.weight, metrics))
             all_sums.append(sums)
         return Reference(tuple(reports), all_sums[0], jax.device_get(params), opt_state, state)
-
-    def first_state(self, params: Params) -> Any:
-        """Returns the optimizer's state before the first step."""
-        return jax.jit(self.optimizer.init)(params)
-
-    def update(self, params: Params, opt_state: Any, sums: Sums) -> tuple[Params, Any]:
-        """Updates with the sums of a batch."""
-        weight = sums.weight or 1
-        mean = jax.tree.map(lambda leaf: (leaf / weight).astype(leaf.dtype), sums.gradients)
-        return self._update(params, opt_state, mean, sums.total / weight)
 
     def key(self, step: int | Array) -> Array:
         """Returns the key of a step."""

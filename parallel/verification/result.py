@@ -48,6 +48,8 @@ JSON_NAMES = {
     "averages_rel": "evaluation of the averages",
 }
 """Key of the JSON -> quantity."""
+JSON_PLACES = {"worst_leaf": "gradients", "worst_parameter": "parameters"}
+"""Key of the JSON -> quantity whose worst array it names."""
 LINES = ("predicted", "found", "left_to_xla", "of_the_model")
 """Collectives in the JSON."""
 
@@ -142,8 +144,7 @@ class Verification:
             "params_tolerance": self.params_tolerance,
             "steps": len(self.losses),
             **{key: errors[what].relative if what in errors else None for key, what in JSON_NAMES.items()},
-            "worst_leaf": errors["gradients"].where if "gradients" in errors else None,
-            "worst_parameter": errors["parameters"].where if "parameters" in errors else None,
+            **{key: errors[what].where if what in errors else None for key, what in JSON_PLACES.items()},
             "gradients": {each.path: each.relative for each in sorted(self.gradients, key=lambda each: each.path)},
             "losses": self.losses,
             "reference_losses": self.reference_losses,

@@ -45,11 +45,11 @@ class Pairs(NamedTuple):
     def adds_up(self, bound: float, constant: float = 0.0) -> bool:
         """Checks if the sums of the losses add up, in any order, except for a constant that every call adds."""
         halves = self.halves._replace(total=self.halves.total - constant)
-        return max(self.apart(other, self.whole).total for other in (halves, self.shuffled)) <= bound
+        return all(self.apart(other, self.whole).total <= bound for other in (halves, self.shuffled))
 
     def weights_add_up(self, bound: float) -> bool:
         """Checks if the weights add up, in any order."""
-        return max(self.apart(other, self.whole).weight for other in (self.halves, self.shuffled)) <= bound
+        return all(self.apart(other, self.whole).weight <= bound for other in (self.halves, self.shuffled))
 
     def ignores_padding(self, bound: float) -> bool:
         """Checks if rows with weights of zero give (0, 0)."""

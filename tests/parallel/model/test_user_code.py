@@ -6,7 +6,7 @@ import types
 import pytest
 from spmdkit.mesh import UserError
 from spmdkit.parallel.model.user_code import find_foreign_code, import_named
-from spmdkit.parallel.model.user_options import call_with_options
+from spmdkit.parallel.model.user_options import with_options
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_reports_the_line_of_a_failing_function(folder):
     (folder / "raising.py").write_text("def make(width):\n    return [0][width]\n")
     function = import_named("raising:make", "model.name", [folder])
     with pytest.raises(UserError) as error:
-        call_with_options(function, {"width": 3}, {}, "model", "model.name='raising:make'")
+        with_options(function, {"width": 3}, {}, "model", "model.name='raising:make'")()
     place = f"in {folder}/raising.py, line 2 (return [0][width])"
     assert str(error.value) == f"model.name='raising:make' fails {place}: IndexError: list index out of range"
 

@@ -8,7 +8,6 @@ import optax
 import pytest
 from jax import lax
 from spmdkit.parallel import BlockModel, DataParallelConfig, FSDPConfig, Model, build_step, lay_out
-from spmdkit.parallel import data as data_strategy
 from spmdkit.parallel.step import train_step as step_file
 from spmdkit.parallel.verification.collective_check import (
     check_collectives,
@@ -108,7 +107,9 @@ def test_finds_extra_collective_in_update(monkeypatch):
         return state, metrics._replace(weight=metrics.weight + 0 * least)
 
     monkeypatch.setattr(step_file.Step, "_step", wrong)
-    assert any("all-gather over data" in text for text in check_collectives(step_of("adamw", "zero 1"), BATCH).unexpected)
+    assert any(
+        "all-gather over data" in text for text in check_collectives(step_of("adamw", "zero 1"), BATCH).unexpected
+    )
 
 
 @pytest.mark.slow

@@ -9,10 +9,9 @@ import pytest
 from spmdkit.mesh.errors import UserError
 from spmdkit.mesh.keys import make_key
 from spmdkit.parallel import Model
-from spmdkit.parallel.verification.contract import check as file
+from spmdkit.parallel.verification.contract import breaches as file
 from spmdkit.parallel.verification.contract import probe as probe_file
-from spmdkit.parallel.verification.contract.breaches import Breach, ContractError, NotChecked
-from spmdkit.parallel.verification.contract.check import check_model, report
+from spmdkit.parallel.verification.contract.breaches import Breach, ContractError, NotChecked, check_model, report
 from spmdkit.parallel.verification.contract.pairs import Pair, Pairs
 from spmdkit.parallel.verification.contract.probe import ROWS, Probe, count, first_rows, moved, quick_compilation
 from spmdkit.parallel.verification.contract.probe import NotChecked as ProbeNotChecked

@@ -23,38 +23,49 @@ class Strategy(Protocol):
     @property
     def AXIS(self) -> str:
         """The mesh axis that it acts over."""
+        ...
 
     @property
     def OPTIONS(self) -> type | None:
         """Its options, a dataclass with a `size`; None if the strategy with the name of the axis has its options."""
+        ...
 
     @property
     def SPLITS(self) -> tuple[Literal["rows", "parameters", "work"], ...]:
         """The things split over the axis: rows of a batch, stored parameters, work of the model."""
+        ...
 
     def layout(self, parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
         """Adds the axis to the stored layout of a parameter, and returns the reason ("" for no change)."""
+        ...
 
     def update_layout(self, parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
         """Adds the axis to the layout of its gradient and optimizer state, and returns the reason."""
+        ...
 
     def used_layout(self, path: str, layout: TensorLayout) -> TensorLayout:
         """Drops the axis if `begin` gathers the parameter along it for the step."""
+        ...
 
     def check(self, plan: ShardingPlan) -> list[str]:
         """Returns the problems with a plan, one message each."""
+        ...
 
     def cost(self, plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
         """Returns its collectives in one step on a platform, unmerged."""
+        ...
 
     def begin(self, params: Params, plan: ShardingPlan, /) -> Params:
         """Gathers parameters along the axis; per device, once at the start of a step."""
+        ...
 
     def finish(self, gradients: Params, plan: ShardingPlan, /) -> Params:
         """Reduces gradients to this device's part; per device, once after backward."""
+        ...
 
     def reduce(self, found: Reduced, plan: ShardingPlan) -> Reduced:
         """Sums over the remaining axes; per device, after every `finish`."""
+        ...
 
 
 STRATEGIES: dict[str, Strategy] = {

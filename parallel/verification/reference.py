@@ -120,8 +120,9 @@ class OneDevice:
             state: The model's state; its first one by default.
         """
         state = self.first_model_state(params) if state is None else state
-        coupled = bool(state) or uses_batch_axes(self._sums, params, dict(batch), np.int32(0), state)
-        pieces = self.accumulate if coupled else 1
+        pieces = self.accumulate
+        if pieces > 1 and not state and not uses_batch_axes(self._sums, params, dict(batch), np.int32(0), state):
+            pieces = 1
         sums: list[Any] = []
         for first in range(pieces):
             piece = {name: rows[first::pieces] for name, rows in batch.items()}

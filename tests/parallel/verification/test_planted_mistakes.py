@@ -21,7 +21,6 @@ from support import toy
 from support.verification import (
     BLOCK_MODEL,
     DROPOUT,
-    FIVE_BLOCKS,
     MODEL,
     OPTIMIZER,
     WIDTH,
@@ -46,9 +45,6 @@ def plant(monkeypatch):
         monkeypatch.setattr(owner, name, lambda *given, **options: wrong(right, *given, **options))
 
     return replace_by
-
-
-# Sums over devices
 
 
 def unsummed(leaf):
@@ -119,9 +115,6 @@ def test_finds_wrong_sum_over_devices(name, plant, monkeypatch):
         assert "NOT as predicted" in str(result)
     if what == "weight":
         assert result.errors["loss"].relative < 1e-12
-
-
-# Gradients of a device
 
 
 def times(factor):
@@ -211,9 +204,6 @@ def test_finds_gradient_scattered_along_wrong_dim(plant):
 
     plant(lax, "psum_scatter", wrong)
     found(verified(strategy=FSDP), "gradients", "first", "It is the same numbers in other places.", "(fsdp, None)")
-
-
-# Norm, update and reports
 
 
 @SLOW
@@ -308,9 +298,6 @@ def test_finds_initial_parameters_that_depend_on_mesh(plant):
     found(result, "initial parameters", result.first_difference.where, "The same seed gives other parameters")
 
 
-# Work that a model or a pipeline splits
-
-
 def split_block_model(size):
     """The toy with its hidden width split over `tensor`; every device returns its share of the loss."""
 
@@ -368,13 +355,6 @@ def verified_pipeline():
 
 
 @SLOW
-def test_accepts_blocks_stored_in_another_order():
-    strategy = {"pipe": {"size": 2, "schedule": "zbv", "microbatches": 2}}
-    result = verify(FIVE_BLOCKS, strategy, [toy.batch(seed, rows=4) for seed in range(2)], devices=toy.devices(2))
-    assert result.ok, str(result)
-
-
-@SLOW
 def test_finds_head_that_drops_microbatch(plant):
     """Neither loss nor weight counts it, and no gradient starts from it."""
 
@@ -403,9 +383,6 @@ def test_finds_stage_that_drops_microbatch(plant):
     result = verified_pipeline()
     first = found(result, "gradients", result.gradients[0].path, "It is no multiple of the reference.")
     assert first.where.startswith("blocks/")
-
-
-# Evaluation, averages and loss scales
 
 
 @pytest.mark.slow_cases("2")

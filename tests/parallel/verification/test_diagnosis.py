@@ -63,6 +63,7 @@ def test_reports_measured_loss_and_weight_without_cause():
     assert text == "The weight is 48, and 12 on one device: 4 times the reference."
     text = diagnosis.explain_loss(Case(), sums(total=9.8), sums())
     assert text == "The sum of the losses is 9.8, and 10 on one device: 0.98 times the reference."
+    assert diagnosis.explain_loss(Case(), sums(total=10 + 1e-7), sums()).endswith("1 + 1.0e-08 times the reference.")
     assert diagnosis.explain_loss(Case(), sums(), sums(float("nan"))).startswith("It is nan on one device as well")
 
 

@@ -153,7 +153,7 @@ def breaches(model: Model | BlockModel, params: Params, batch: HostBatch, key: A
     if rows is None:
         return ()
     wide = bool(jax.config.read("jax_enable_x64"))
-    probe = Probe(model, "float64" if wide else "float32", params, rows, check_key(key))
+    probe = Probe(model, "float64" if wide else "float32", params, rows, key)
     first, moves = probe.moves(probe.given, rows)
     if not first.is_finite or first == NOTHING:
         return ()

@@ -24,6 +24,7 @@ from ...sharding.strategies import axes_that_split
 from ..reference import HostBatch, wide_scalar
 from ..rounding import narrowing
 from .pairs import Pair, Pairs
+from .random_key import check_key
 
 ROWS = 4
 ORDER = (2, 0, 3, 1)
@@ -45,7 +46,7 @@ class Probe:
         dtype: The dtype of parameters and floating-point arrays of a batch: "float32" or "float64".
         params: The parameters that `init` returns.
         rows: Four rows of a batch.
-        key: A key of `random_key`.
+        key: A key as in training; random numbers are drawn by the generator of `random_key`.
     """
 
     def __init__(self, model: Model | BlockModel, dtype: str, params: Params, rows: HostBatch, key: Array) -> None:
@@ -53,7 +54,7 @@ class Probe:
             leaf = np.asarray(leaf)
             return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
-        self.model, self.rows, self.key = model, rows, key
+        self.model, self.rows, self.key = model, rows, check_key(key)
         self.loss = with_first_state(model)
         self.dtype = dtype
         self.given = jax.tree.map(to_host, params)

@@ -31,6 +31,6 @@ from .step.build import build_step as build_step
 from .step.state import TrainState as TrainState
 from .step.train_step import Step as Step
 from .verification.compare import verify as verify
-from .verification.contract.check import check_model as check_model
+from .verification.contract.breaches import check_model as check_model
 from .verification.result import Verification as Verification
 from .xla.census import census as census

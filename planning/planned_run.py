@@ -65,7 +65,7 @@ def explain(config: Config, target: str | None = None, hlo: Path | None = None) 
     elif config.precision.needs_x64:
         jax.config.update("jax_enable_x64", True)
     built = build(config, devices=list_devices(target=target) if target else None)
-    explanation = explain_built(built, compiles_apart=target is None)
+    explanation = explain_built(built)
     text = built.step.compile(built.batch).as_text() or "" if target or hlo else ""
     if hlo is not None:
         with atomic_write(absolute_path(hlo)) as partial:

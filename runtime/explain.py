@@ -97,17 +97,11 @@ class Explanation:
         return printable("\n\n".join(parts))
 
 
-def explain_built(built: Built, *, compiles_apart: bool = False) -> Explanation:
-    """Compiles the step of a run and returns its memory and communication.
-
-    Args:
-        built: The run.
-        compiles_apart: If the step differs from the prediction, also compile gradients and update separately, to
-            distinguish the optimizer's collectives from the unpredicted ones.
-    """
+def explain_built(built: Built) -> Explanation:
+    """Compiles the step of a run and returns its memory and communication."""
     step, layouts = built.step, built.layouts
     compiled = step.compile(built.batch)
-    moved = check_collectives(step, built.batch, compiles_apart=compiles_apart)
+    moved = check_collectives(step, built.batch)
     mesh = layouts.mesh
     return Explanation(
         mesh=str(mesh),

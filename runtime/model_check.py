@@ -19,8 +19,7 @@ from ..parallel.options import FLOAT32
 from ..parallel.sharding.lay_out import abstract_parameters
 from ..parallel.sharding.model_errors import ModelError, check_loss
 from ..parallel.step.train_step import Step
-from ..parallel.verification.contract.breaches import NotChecked, breaches
-from ..parallel.verification.contract.check import initial_params, report
+from ..parallel.verification.contract.breaches import NotChecked, breaches, initial_params, report
 
 MAX_BYTES = 256 << 20
 """The largest parameters, in float32, that are created on one device to check a model."""

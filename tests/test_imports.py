@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MAX_CODE_LINES = {
     "mesh": 870,
     "layouts": 1140,
-    "parallel": 8070,
+    "parallel": 7770,
     "models": 2620,
     "data": 2570,
     "checkpoints": 1130,

@@ -26,11 +26,8 @@ def guess_name(name: object, batch: Iterable[str], others: Collection[str] = ())
         One of these names, or "" if none is similar.
     """
     batch = list(batch)
-    word = str(name).lower()
-    for array in batch:
-        if word in SYNONYMS.get(array, ()):
-            return array
-    return next(iter(nearest(name, [*batch, *others], cutoff=CUTOFF)), "")
+    meant = [array for array in batch if str(name).lower() in SYNONYMS.get(array, ())]
+    return next(iter([*meant, *nearest(name, [*batch, *others], cutoff=CUTOFF)]), "")
 
 
 def explain_key_error(error: KeyError, batch: Iterable[str]) -> str:

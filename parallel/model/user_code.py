@@ -32,14 +32,10 @@ def import_named(name: str, key: str, search_path: Sequence[str | Path] = ()) ->
         UserError: The name is malformed; the module is missing, raises an error, or has the name of another module; or
             the function is missing or belongs to the standard library.
     """
-    module_name, _, attribute = name.partition(":")
+    (module_name, _, attribute), given = name.partition(":"), f"{key}={name!r}"
     if not attribute or not all(module_name.split(".")) or "/" in name or module_name.endswith(".py"):
-        raise UserError(
-            f"{key}={name!r} must be module:function, such as my_model:make, or package.module:make for the file "
-            "package/module.py."
-        )
+        raise UserError(f"{given} must be module:function, such as my_model:make, or package.module:make.")
     sys.path[:0] = [folder for folder in map(str, search_path) if folder not in sys.path]
-    given = f"{key}={name!r}"
     module = _import(module_name, given)
     _check_file(module, module_name, given, search_path)
     try:
@@ -102,11 +98,8 @@ def find_foreign_code(module_name: str, folders: Sequence[str | Path]) -> str:
 
 
 def _find_spec(package: str, folders: Sequence[str]) -> ModuleSpec | None:
-    for finder in sys.meta_path:
-        spec = finder.find_spec(package, folders if finder is PathFinder else None)
-        if spec is not None:
-            return spec
-    return None
+    specs = (finder.find_spec(package, folders if finder is PathFinder else None) for finder in sys.meta_path)
+    return next((spec for spec in specs if spec is not None), None)
 
 
 def _is_standard(module_name: str) -> bool:
@@ -143,35 +136,28 @@ def _import(module_name: str, given: str) -> Any:
 def _missing_module(name: str, given: str) -> str:
     """Returns the message for a missing module, with the searched directories and the nearest name."""
     above, _, last = name.rpartition(".")
-    folders = list(getattr(sys.modules.get(above), "__path__", _own_directories()))
+    own = [folder for folder in sys.path if not folder.startswith((sys.prefix, sys.base_prefix))]
+    folders = list(getattr(sys.modules.get(above), "__path__", own))
     modules = [each.name for each in pkgutil.iter_modules(folders)]
     hint = did_you_mean(last, modules, prefix=f"{above}." if above else "")
     searched = ", ".join(dict.fromkeys(str(Path(folder).resolve()) for folder in folders))
     return f"{given}: unknown module {name}.{hint} Searched {searched}{'' if above else ' and installed packages'}."
 
 
-def _own_directories() -> list[str]:
-    """Returns the directories of `sys.path` without those of installed packages."""
-    return [folder for folder in sys.path if not folder.startswith((sys.prefix, sys.base_prefix))]
-
-
 def _remedy(error: BaseException | None) -> str:
     """Returns the fix for some errors of an import, or ""."""
-    if isinstance(error, ModuleNotFoundError) and error.name in KERAS_BACKENDS and _is_raised_in(error, "keras"):
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return ""
+    frames = traceback.walk_tb(error.__traceback__)
+    packages = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in frames}
+    if error.name in KERAS_BACKENDS and "keras" in packages:
         backend = os.environ.get("KERAS_BACKEND", "")
         return (
             f"Keras uses its {error.name} backend here (KERAS_BACKEND={backend}), and only modules of its JAX backend "
             "can be trained: set the environment variable KERAS_BACKEND=jax."
         )
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        package = error.name.partition(".")[0]
-        return f"Install {package} for {sys.executable}, or put its file next to the module."
-    return ""
-
-
-def _is_raised_in(error: Exception, package: str) -> bool:
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(str(frame.f_globals.get("__name__")).partition(".")[0] == package for frame, _ in frames)
+    package = error.name.partition(".")[0]
+    return f"Install {package} for {sys.executable}, or put its file next to the module."
 
 
 def _check_file(module: Any, module_name: str, given: str, search_path: Sequence[str | Path]) -> None:

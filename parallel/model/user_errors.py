@@ -6,7 +6,7 @@ import re
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,8 +98,7 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, UserError):
         return str(error)
     text = " ".join(COLOR.sub("", str(error)).split())
-    name = type(error).__name__
-    return f"{name}: {text}" if text else name
+    return f"{type(error).__name__}{f': {text}' if text else ''}"
 
 
 def accepts(function: Callable[..., Any], number: int) -> bool:
@@ -108,11 +107,10 @@ def accepts(function: Callable[..., Any], number: int) -> bool:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return True
-    try:
+    with suppress(TypeError):
         signature.bind(*[None] * number)
-    except TypeError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _users_frame(error: BaseException) -> traceback.FrameSummary | None:

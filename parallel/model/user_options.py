@@ -3,18 +3,19 @@
 For `def make(width: int, depth=2)`:
 
     {width: 64}          make(width=64)
-    {widht: 64}          widht is not an option, did you mean width? width is required
+    {widht: 64}          widht is not an option of make, did you mean width? width is required
     {width: wide}        width must be an integer
 """
 
 import inspect
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import Parameter
 from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin
 
-from ...mesh.errors import UserError, did_you_mean
+from ...mesh.errors import UserError, unknown_options
 from .user_errors import OwnCodeError, as_user_error
 
 TYPE_NAMES = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", type(None): "null"}
@@ -89,34 +90,6 @@ def takes_option(function: Any, name: str) -> bool:
         return False
 
 
-def call_with_options(
-    function: Callable[..., Any],
-    options: Mapping[str, Any],
-    offered: Mapping[str, Any],
-    key: str,
-    what: str = "",
-    *,
-    beside: Sequence[str] = (),
-) -> Any:
-    """Calls a user's function with the options of its config section.
-
-    Args:
-        function: The function; its options are keyword arguments.
-        options: The options in the config; each must be a parameter.
-        offered: Values of the run, passed to parameters of that name unless the config sets them.
-        key: The config section, for messages.
-        what: The function, for messages: "model.name='mine:make'".
-        beside: Other keys of the section, proposed for unknown options.
-
-    Returns:
-        The result of the function.
-
-    Raises:
-        UserError: Options are invalid, or the function fails; the message has the file and line.
-    """
-    return with_options(function, options, offered, key, what, beside=beside)()
-
-
 def with_options(
     function: Callable[..., Any],
     options: Mapping[str, Any],
@@ -131,12 +104,17 @@ def with_options(
     """Returns a user's function with the options of its config section, after checking them.
 
     Args:
-        function, options, offered, key, what, beside: As for `call_with_options`.
+        function: The function; its options are keyword arguments.
+        options: The options in the config; each must be a parameter.
+        offered: Values of the run, passed to parameters of that name unless the config sets them.
+        key: The config section, for messages.
+        what: The function, for messages: "model.name='mine:make'".
         later: Parameters that the runtime passes with each call.
         hidden: Parameters that are not options.
+        beside: Other keys of the section, proposed for unknown options.
 
     Returns:
-        A function of the parameters `later`, by name.
+        A function of the parameters `later`, by name; if it fails, it raises a UserError with the file and line.
 
     Raises:
         UserError: Options are unknown, of the wrong type, or missing; the message lists all of them.
@@ -146,7 +124,8 @@ def with_options(
     given = {name: value for name, value in offered.items() if name in taken.names and value is not None}
     arguments = given | dict(options)
     name = _name(function)
-    problems = _unknown([] if taken.takes_any else options, taken.names, key, name, beside)
+    unknown = [] if taken.takes_any else [option for option in options if option not in taken.names]
+    problems = unknown_options(unknown, [*taken.names, *beside], key, of=name)
     problems += [problem for each in taken.parameters if (problem := _type_problem(each, options, key, name))]
     missing = [p.name for p in taken.parameters if p.default is p.empty and p.name not in arguments]
     problems += [f"{key}.{each} is required: {name} lacks a default for it." for each in missing]
@@ -166,18 +145,6 @@ def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _unknown(options: Any, known: Sequence[str], key: str, function: str, beside: Sequence[str]) -> list[str]:
-    """Returns one problem for each unknown option, with the nearest and all known ones."""
-    problems = []
-    for option in options:
-        if option in known:
-            continue
-        near = did_you_mean(option, [*known, *beside], prefix=f"{key}.")
-        listed = f" The options of {function} are {', '.join(known)}." if known else f" {function} takes none."
-        problems.append(f"{key}.{option} is not an option.{near}{listed}")
-    return problems
-
-
 def _type_problem(parameter: Parameter, options: Mapping[str, Any], key: str, function: str) -> str:
     """Returns the problem of an option whose type differs from the parameter's annotation, or ""."""
     kinds = _plain_types(parameter.annotation)
@@ -185,7 +152,8 @@ def _type_problem(parameter: Parameter, options: Mapping[str, Any], key: str, fu
         return ""
     wanted, value = " or ".join(TYPE_NAMES[kind] for kind in kinds), options[parameter.name]
     hint = " | ".join("None" if each is type(None) else each.__name__ for each in kinds)
-    got = f"{_format(value)} ({_type_name(value).partition(' ')[2]})"
+    kind = TYPE_NAMES.get(type(value), f"a {type(value).__name__}").partition(" ")[2]
+    got = f"{reprlib.repr(value)} ({kind})"
     return f"{key}.{parameter.name} must be {wanted}, got {got}: {function} takes {parameter.name}: {hint}."
 
 
@@ -202,15 +170,7 @@ def _plain_types(annotation: Any) -> list[type]:
 
 def _is(value: Any, kind: type) -> bool:
     """Returns True if a YAML value is of a type: 3 is also a number, 3.0 also an integer, and true is neither."""
-    if kind in (int, float) and not isinstance(value, bool):
-        return isinstance(value, int) or (isinstance(value, float) and (kind is float or value.is_integer()))
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-
-
-def _type_name(value: Any) -> str:
-    return TYPE_NAMES.get(type(value), f"a {type(value).__name__}")
-
-
-def _format(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    if isinstance(value, bool):
+        return kind is bool
+    whole = isinstance(value, float) and value.is_integer()
+    return isinstance(value, kind) or (kind is int and whole) or (kind is float and isinstance(value, int))

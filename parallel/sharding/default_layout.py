@@ -12,7 +12,7 @@ from typing import TypeAlias
 from jax import ShapeDtypeStruct
 
 from ...layouts.layout_map import LayoutMap
-from ...layouts.paths import in_blocks, leaves_with_paths
+from ...layouts.paths import in_blocks, leaves_with_paths, some
 from ...layouts.sizes import array_bytes, counted, format_bytes
 from ...layouts.tensor_layout import TensorLayout
 from .. import fsdp
@@ -71,20 +71,16 @@ def settle_fsdp(
         config = replace(plan.configs[fsdp.AXIS], floor_bytes=0)
         plan = replace(plan, configs={**plan.configs, fsdp.AXIS: config})
         place = default_layout(model, plan)
-        notes += [
-            f"No parameter that fsdp {size} can split reaches strategy.fsdp.floor_bytes={floor:,}: no floor is used."
-        ]
-    whole = {
-        path: array_bytes(leaf.shape, leaf.dtype) for path, leaf in free if fsdp.DIVIDES_NO_DIM in place(path, leaf)[1]
-    }
-    if whole:
-        largest = sorted(whole, key=lambda path: -whole[path])[:3]
-        names = ", ".join(largest) + (", ..." if len(whole) > len(largest) else "")
-        notes += [
-            f"{counted(len(whole), 'array')} of {format_bytes(sum(whole.values()))} whole on every device, as fsdp "
-            f"{size} divides no dim: {names}"
-        ]
-    return plan, sum(whole.values()), tuple(notes)
+        reached = f"No parameter that fsdp {size} can split reaches strategy.fsdp.floor_bytes={floor:,}"
+        notes.append(f"{reached}: no floor is used.")
+    whole = [(path, leaf) for path, leaf in free if fsdp.DIVIDES_NO_DIM in place(path, leaf)[1]]
+    sizes = {path: array_bytes(leaf.shape, leaf.dtype) for path, leaf in whole}
+    total = sum(sizes.values())
+    if sizes:
+        names = some(sorted(sizes, key=lambda path: -sizes[path]))
+        arrays = f"{counted(len(sizes), 'array')} of {format_bytes(total)}"
+        notes.append(f"{arrays} whole on every device, as fsdp {size} divides no dim: {names}")
+    return plan, total, tuple(notes)
 
 
 def model_axes(model: Model | BlockModel, path: str) -> tuple[str | None, ...]:

@@ -14,6 +14,7 @@ from ...layouts.paths import in_blocks
 from ...layouts.problems import LayoutError
 from ...layouts.resolve import Indivisible, Unmatched, resolve
 from ...layouts.table import LayoutRow, LayoutTable, make_row
+from ...layouts.tensor_layout import TensorLayout
 from ...mesh.device_mesh import DeviceMesh
 from ...mesh.errors import UserError
 from .. import fsdp, pipeline
@@ -132,8 +133,7 @@ def _used_table(table: LayoutTable) -> LayoutTable:
         layout = row.layout
         for strategy in STRATEGIES.values():
             layout = strategy.used_layout(row.path, layout)
-        leaf = jax.ShapeDtypeStruct(row.shape, row.dtype)
-        return row if layout is row.layout else make_row(row.path, leaf, row.rule, layout)
+        return row if layout is row.layout else _with_layout(row, row.rule, layout)
 
     return replace(table, rows=tuple(map(used, table.rows)))
 
@@ -147,10 +147,13 @@ def _update_table(table: LayoutTable, plan: MeshPlan) -> LayoutTable:
         for strategy in reversed(STRATEGIES.values()):
             layout, reason = strategy.update_layout(parameter, layout, plan)
             reasons += [reason] if reason else []
-        leaf = jax.ShapeDtypeStruct(row.shape, row.dtype)
-        return make_row(row.path, leaf, "; ".join(reasons), layout) if reasons else row
+        return _with_layout(row, "; ".join(reasons), layout) if reasons else row
 
     return replace(table, rows=tuple(map(updated, table.rows)))
+
+
+def _with_layout(row: LayoutRow, rule: str, layout: TensorLayout) -> LayoutRow:
+    return make_row(row.path, jax.ShapeDtypeStruct(row.shape, row.dtype), rule, layout)
 
 
 def _required_axes(plan: MeshPlan) -> tuple[str, ...]:
@@ -190,7 +193,9 @@ def _resolve_strategy(
             sizes = {name: config.size for name, config in configs.items()}
             mesh = DeviceMesh.of(devices, axes=axis_names(), **sizes)
             configs = {name: replace(config, size=mesh.axis_size(name)) for name, config in configs.items()}
-        left = set(axes_that_split("work")) - set(_inside_model(model, configs))  # to XLA
+        inside = set(configs) if isinstance(model, BlockModel) and model.parallelize is not None else set[str]()
+        inside = {name for name in inside if getattr(configs[name], "explicit", True)}
+        left = set(axes_that_split("work")) - inside  # to XLA
         manual = tuple(axis for axis in mesh.axis_names if mesh.axis_size(axis) > 1 and axis not in left)
         rows = tuple(axis for axis in manual if axis in axes_that_split("rows"))
     plan = MeshPlan(
@@ -220,14 +225,6 @@ def _pipeline(model: Model | BlockModel, configs: StrategyConfigs) -> Pipeline |
             f"{model.name!r} {kind}. Write it as a BlockModel, or give the devices to strategy.data or fsdp."
         )
     return make_pipeline(config, model.num_blocks)
-
-
-def _inside_model(model: Model | BlockModel, configs: StrategyConfigs) -> list[str]:
-    """Returns the axes over which the model splits its own work; XLA handles the others."""
-    if not isinstance(model, BlockModel) or model.parallelize is None:
-        return []
-    work = [name for name in axes_that_split("work") if name in configs]
-    return [name for name in work if getattr(configs[name], "explicit", True)]
 
 
 def _sizes(mesh: DeviceMesh) -> dict[str, int]:

@@ -53,9 +53,8 @@ def abstract_init(model: Model | BlockModel) -> Params:
         ModelError: init cannot be called with only a key, raises an exception, or returns untrainable values.
     """
     rule = (
-        "Parameters must be floating-point arrays, because they are differentiated and updated. Do not return "
-        "constants, counters and keys from init: create them in the loss, or pass them in the batch; write a number as "
-        "jnp.asarray(1.0)."
+        "Parameters must be floating-point arrays. Do not return constants, counters and keys from init: create them "
+        "in the loss, or pass them in the batch; write a number as jnp.asarray(1.0)."
     )
     return _abstract_result(model, "init", jnp.inexact, f"invalid parameters: {{}}. {rule}")
 
@@ -118,12 +117,14 @@ def check_groups(model: Model | BlockModel, params: Params) -> None:
     if not isinstance(model, BlockModel):
         return
     where = _returned_by(model, "init")
-    if not isinstance(params, Mapping) or any(name not in params for name in GROUPS):
-        given = f"the groups {', '.join(map(str, params))}" if isinstance(params, Mapping) else type(params).__name__
-        raise ModelError(f'{where} {given}. A BlockModel has the groups "embed", "blocks" and "head"; one may be {{}}.')
-    missing = [name for name in (*model.embed_reads, *model.head_reads) if name not in params]
+    groups = list(params) if isinstance(params, Mapping) else []
+    missing = [name for name in (*GROUPS, *model.embed_reads, *model.head_reads) if name not in groups]
     if missing:
-        raise ModelError(f"{where} the groups {', '.join(params)}; embed_reads or head_reads name {missing[0]!r} too.")
+        given = f"the groups {', '.join(map(str, groups))}" if groups else type(params).__name__
+        raise ModelError(
+            f'{where} {given} without {missing[0]!r}. A BlockModel has the groups "embed", "blocks" and "head" (one '
+            "may be {}), and those in embed_reads and head_reads."
+        )
     wrong = [
         f"blocks/{path} is {_shape(leaf)}"
         for path, leaf in leaves_with_paths(params["blocks"])
@@ -149,9 +150,10 @@ def check_loss(model: Model | BlockModel, batch: Shapes, *, compute: str = "floa
         ModelError: The loss, or a part of a `BlockModel`, has other arguments, raises an exception, or returns an
             invalid result.
     """
-    names = ("embed", "block", "head") if isinstance(model, BlockModel) else ("loss",)
-    for name in (*names, *(("predict",) if model.predict is not None else ())):
+    for name in ("embed", "block", "head") if isinstance(model, BlockModel) else ("loss",):
         _check_arguments(model, name)
+    if model.predict is not None:
+        _check_arguments(model, "predict")
     params = abstract_init(model)
     if not jax.tree.leaves(params):
         given = f"an empty tree of parameters ({params}): there is nothing to train. Return a tree of arrays."
@@ -159,8 +161,7 @@ def check_loss(model: Model | BlockModel, batch: Shapes, *, compute: str = "floa
     check_groups(model, params)
     params = jax.eval_shape(lambda tree: cast_floats(tree, compute), params)
     cast = jax.eval_shape(lambda rows: cast_inputs(rows, compute), dict(batch))
-    batch = {name: cast[name] for name in batch}
-    key = jax.eval_shape(lambda: make_key(0))
+    batch, key = {name: cast[name] for name in batch}, jax.eval_shape(lambda: make_key(0))
     for given in (key, None) if evaluates else (key,):
         without = " without a key, as in evaluation," if given is None else ""
         if isinstance(model, BlockModel):
@@ -219,10 +220,8 @@ def _check_arguments(model: Any, name: str) -> None:
     function = getattr(model, name)
     wanted = CALLED_WITH[name] + (", state" if name in ("loss", "predict") and has_state(model) else "")
     if not accepts(function, len(wanted.split(","))):
-        raise ModelError(
-            f"model {model.name!r}: {name}, {locate_function(function)}, cannot be called with "
-            f"({wanted}), as the runtime calls it. Give it these arguments, in this order."
-        )
+        call = f"cannot be called with ({wanted}), as the runtime calls it. Give it these arguments, in this order."
+        raise ModelError(f"model {model.name!r}: {name}, {locate_function(function)}, {call}")
 
 
 def _returned_by(model: Any, name: str) -> str:

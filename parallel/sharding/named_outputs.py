@@ -62,7 +62,7 @@ class NamedOutputs:
     def __init__(self, layouts: ShardingPlan) -> None:
         """Starts without names; `layouts.output_rules` has the rules, which cannot use `layouts.manual_axes`."""
         self._layouts = layouts
-        self._named: dict[str, tuple[int, ...]] = {}
+        self._named: dict[str, None] = {}
         self._problems: dict[str, None] = {}
 
     def within(self, model: Model | BlockModel) -> Model | BlockModel:
@@ -72,15 +72,14 @@ class NamedOutputs:
             return model
         if isinstance(model, Model):
             return replace(model, loss=self._bound(model.loss))
-        return replace(
-            model, embed=self._bound(model.embed), block=self._bound(model.block), head=self._bound(model.head)
-        )
+        parts = {name: self._bound(getattr(model, name)) for name in ("embed", "block", "head")}
+        return replace(model, **parts)
 
     def constrain(self, x: Any, path: str) -> Any:
-        """Constrains an activation by the rule for its name; records problems for `_check`."""
+        """Constrains an activation by the rule for its name; records problems for `around`."""
         rules = self._layouts.output_rules
         assert rules is not None
-        self._named[path] = x.shape
+        self._named[path] = None
         keys = rules.deciding_keys(path)
         problem = problems.ambiguous(keys) if len(keys) > 1 else None
         layout = None if problem else rules[path]
@@ -98,22 +97,18 @@ class NamedOutputs:
             unused: Whether to report rules that do not match any name.
         """
 
+        rules, parameters = self._layouts.output_rules, [row.path for row in self._layouts.table.rows]
+
         def call(*arguments: Any) -> Any:
             result = program(*arguments)
-            self._check(unused)
+            found = list(self._problems)
+            if unused and rules is not None:
+                found += unused_output_rules(rules, list(self._named), parameters)
+            if found:
+                raise LayoutError(found)
             return result
 
         return call
-
-    def _check(self, unused: bool) -> None:
-        rules = self._layouts.output_rules
-        if rules is None:
-            return
-        found = list(self._problems)
-        if unused:
-            found += unused_output_rules(rules, list(self._named), [row.path for row in self._layouts.table.rows])
-        if found:
-            raise LayoutError(found)
 
     def _bound(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
@@ -142,12 +137,10 @@ class NamedOutputs:
         return TensorLayout([tuple(axis for axis in axes if axis not in manual) for axes in dims], layout.device_mesh)
 
     def _constrained(self, x: Any, layout: TensorLayout) -> Any:
-        layouts = self._layouts
-        sizes = {axis: layouts.mesh.axis_size(axis) for axis in layouts.mesh.axis_names}
-        if not any(size > 1 and axis not in layouts.manual_axes for axis, size in sizes.items()):
+        mesh, manual = self._layouts.mesh, self._layouts.manual_axes
+        if all(mesh.axis_size(axis) == 1 or axis in manual for axis in mesh.axis_names):
             return x  # XLA handles no axis
-        left = self._left_to_xla(layout)
+        left, context = self._left_to_xla(layout), jax.sharding.get_abstract_mesh()
         dims = [left.axes_of_dim(dim) for dim in range(jnp.ndim(x))]
-        context = jax.sharding.get_abstract_mesh()
-        mesh = layouts.mesh.abstract_mesh if context.empty else context
+        mesh = mesh.abstract_mesh if context.empty else context
         return lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*(axes or None for axes in dims))))

@@ -43,34 +43,20 @@ class StoredOrder:
         A leaf has blocks if it is under "blocks" and has a dim split over `pipe`, or a dim 0 that counts slots (a
         factored moment of an optimizer).
         """
-        stages = self.reordered
-        if stages is None:
-            return tree
 
-        def move(path: str, leaf: Array) -> Array:
-            dim = _block_dim(path, leaf, stages)
-            return (
-                leaf
-                if dim is None
-                else _move(leaf, dim, partial(unstore_blocks, stages=stages), _model_sharding(leaf, dim, stages))
-            )
+        def change(leaf: Array, dim: int, stages: Stages, _: Any) -> Array:
+            return _move(leaf, dim, partial(unstore_blocks, stages=stages), _model_sharding(leaf, dim, stages))
 
-        return map_with_path(move, tree)
+        return self._change_blocks(change, tree, tree)
 
     def abstract_model(self, tree: Any) -> Any:
         """Returns the shapes and shardings of the result of `to_model`."""
-        stages = self.reordered
-        if stages is None:
-            return tree
 
-        def move(path: str, leaf: Any) -> Any:
-            dim = _block_dim(path, leaf, stages)
-            if dim is None:
-                return leaf
+        def change(leaf: Any, dim: int, stages: Stages, _: Any) -> Any:
             shape = (*leaf.shape[:dim], stages.num_blocks, *leaf.shape[dim + 1 :])
             return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=_model_sharding(leaf, dim, stages))
 
-        return map_with_path(move, tree)
+        return self._change_blocks(change, tree, tree)
 
     def to_stored(self, tree: Any, like: Any) -> Any:
         """Reverses `to_model`.
@@ -79,15 +65,23 @@ class StoredOrder:
             tree: Global arrays with blocks in the model's order.
             like: Stored arrays or their abstract values, with the layouts of the result.
         """
+
+        def change(leaf: Array, dim: int, stages: Stages, stored: Any) -> Array:
+            return _move(leaf, dim, partial(store_blocks, stages=stages), stored.sharding)
+
+        return self._change_blocks(change, tree, like)
+
+    def _change_blocks(self, change: Callable[..., Any], tree: Any, stored: Any) -> Any:
+        """Replaces each leaf with blocks by `change(leaf, dim that counts blocks, stages, stored leaf)`."""
         stages = self.reordered
         if stages is None:
             return tree
 
-        def move(path: str, target: Any, leaf: Array) -> Array:
-            dim = _block_dim(path, target, stages)
-            return leaf if dim is None else _move(leaf, dim, partial(store_blocks, stages=stages), target.sharding)
+        def move(path: str, stored_leaf: Any, leaf: Any) -> Any:
+            dim = _block_dim(path, stored_leaf, stages)
+            return leaf if dim is None else change(leaf, dim, stages, stored_leaf)
 
-        return map_with_path(move, like, tree)
+        return map_with_path(move, stored, tree)
 
 
 def store_blocks(blocks: Any, stages: Stages) -> Any:

@@ -12,19 +12,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...layouts.paths import leaves_with_paths
 from ..model import Params
 from ..step.loss_scaling import MAX_SCALE, MIN_SCALE, LossScale
 from ..step.state import TrainState
 from .case import Case
-from .causality import Future, look_ahead
-from .diagnosis import WEIGHTS, explain_evaluation
-from .differences import numbers, relative
-from .reference import HostBatch, Reference, Sums, on_host, pairs
+from .causality import WEIGHTS, Future, look_ahead, reweighted
+from .diagnosis import explain_sums
+from .differences import relative
+from .reference import Reference, Sums, on_host, pairs
 from .result import SEES_AHEAD, Difference, Measured, Verification
-from .round_trip import RoundTrip, SaveAndRestore, round_trip
+from .round_trip import RoundTrip, SaveAndRestore, differing_arrays, round_trip
 
 MAX_LINES = 3
+OTHER_METRIC = "The sum of the losses and the weight are right; those of this metric are not."
 
 
 class Averages(NamedTuple):
@@ -67,7 +67,7 @@ def check_after_steps(
         if sums := _evaluate(case, state, host, on_mesh):
             errors[what] = error = _largest_error(*sums, tolerance)
             if error.differs:
-                hint = explain_evaluation(case, host, *sums)
+                hint = case.contract or explain_sums(*sums, case.tolerance) or OTHER_METRIC
                 found.append(Difference(what=what, where=error.where, relative=error.relative, hint=hint))
     loss_scale = check_loss_scale(case, state)
     if loss_scale:
@@ -90,7 +90,7 @@ def check_after_steps(
     )
 
 
-def _evaluate(case: Case, state: TrainState, host: Params, on_mesh: Params) -> tuple[HostBatch, Sums, Sums] | None:
+def _evaluate(case: Case, state: TrainState, host: Params, on_mesh: Params) -> tuple[Sums, Sums] | None:
     """Evaluates a batch with weight zero for its last row, as in padding.
 
     Args:
@@ -100,23 +100,21 @@ def _evaluate(case: Case, state: TrainState, host: Params, on_mesh: Params) -> t
         on_mesh: The parameters on the mesh.
 
     Returns:
-        The batch, the sums on the mesh, and those of one device; None if one device cannot evaluate the model.
+        The sums on the mesh and those of one device; None if one device cannot evaluate the model.
     """
     batch = case.batches[-1]
     if WEIGHTS in batch and len(batch[WEIGHTS]) > 1:
-        weights = np.array(batch[WEIGHTS])
-        weights[-1] = 0
-        batch = {**batch, WEIGHTS: weights}
+        batch = reweighted(batch, -1, 0)
     try:
         expected = case.one_device.measure(host, batch, jax.device_get(state.model_state))
     except Exception:  # whatever the model raises without a key
         return None
     total, weight = case.step.evaluate(on_mesh, dict(batch), state.model_state)
     metrics = case.step.measure(on_mesh, dict(batch), state.model_state).metrics
-    return batch, Sums(float(total), float(weight), None, on_host(dict(pairs(metrics)))), expected
+    return Sums(float(total), float(weight), None, on_host(dict(pairs(metrics)))), expected
 
 
-def _largest_error(batch: HostBatch, found: Sums, expected: Sums, tolerance: float) -> Measured:
+def _largest_error(found: Sums, expected: Sums, tolerance: float) -> Measured:
     """Compares the sums of an evaluation; those of a metric only if loss and weight agree."""
     error = max(map(relative, found[:2], expected[:2]))
     metrics = [(max(map(relative, found.metrics[name], sums)), name) for name, sums in expected.metrics.items()]
@@ -140,31 +138,22 @@ def check_loss_scale(case: Case, state: TrainState) -> str | None:
     scale, batch = state.loss_scale, case.batches[0]
     if not isinstance(scale, LossScale) or not np.issubdtype(np.asarray(batch.get(WEIGHTS, 0)).dtype, np.floating):
         return None
-    weights = np.array(batch[WEIGHTS])
-    weights[:1] = np.nan
-    invalid = {**batch, WEIGHTS: weights}
+    invalid = reweighted(batch, 0, np.nan)
     params, model_state = jax.device_get((case.in_model_order(state.params), state.model_state))
     gradients = jax.tree.leaves(case.one_device.sums(params, invalid, int(state.step), model_state).gradients)
     if all(np.isfinite(leaf).all() for leaf in gradients):
         return None
     before = float(scale.scale)
     after, _ = case.step(jax.tree.map(jnp.copy, state), invalid)
-    kept = (each._replace(step=(), loss_scale=()) for each in (after, state))
-    leaves = zip(*map(leaves_with_paths, kept), strict=True)
-    changed = [path for (path, new), (_, old) in leaves if not _is_same(new, old)]
-    if changed:
-        return f"A step whose gradients are not finite changes {len(changed)} arrays, the first of them {changed[0]}."
+    new, old = (each._replace(step=(), loss_scale=()) for each in (after, state))
+    if changed := list(differing_arrays(new, old, "after it")):
+        return f"A step whose gradients are not finite changes {len(changed)} arrays: {changed[0]}."
     if problem := _unlike(after.loss_scale, max(before / 2, MIN_SCALE), "whose gradients are not finite"):
         return problem
     interval = case.step.precision.loss_scale_interval
     grown = state._replace(loss_scale=scale._replace(good_steps=jnp.full_like(scale.good_steps, interval - 1)))
     after, _ = case.step(jax.tree.map(jnp.copy, grown), dict(batch))
     return _unlike(after.loss_scale, min(before * 2, MAX_SCALE), f"that is number {interval} in a row to be finite")
-
-
-def _is_same(array: Any, other: Any) -> bool:
-    """Checks if two arrays are bitwise equal."""
-    return np.asarray(numbers(array)).tobytes() == np.asarray(numbers(other)).tobytes()
 
 
 def _unlike(found: LossScale, scale: float, which: str) -> str:

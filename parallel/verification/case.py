@@ -57,10 +57,6 @@ class Case:
         """Returns arrays of the strategy with their blocks in the model's order."""
         return stored_order(self.step.plan).to_model(tree)
 
-    def first_state(self) -> TrainState:
-        """Returns the state before the first step."""
-        return self.step.init(self.one_device.seed, self.params)
-
     def sums(self, state: TrainState, batch: HostBatch) -> tuple[Sums, float]:
         """Returns the sums of one batch under the strategy, without clipping, and the norm of the mean gradient.
 

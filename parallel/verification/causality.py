@@ -54,11 +54,8 @@ def look_ahead(loss: SharedLoss, batch: HostBatch, tolerance: float) -> Future:
     changes: dict[int, float] = {}
     shared = False
     for position in positions:
-        before, after = (
-            _until(batch, position),
-            _until({**batch, INPUTS: _others(batch[INPUTS], position + 1)}, position),
-        )
-        change = relative(loss(after), loss(before))
+        before = reweighted(batch, np.s_[:, position + 1 :], 0)
+        change = relative(loss({**before, INPUTS: _others(batch[INPUTS], position + 1)}), loss(before))
         if change <= tolerance:
             continue
         if _is_shared(loss, batch, position, tolerance):
@@ -92,25 +89,17 @@ def _others(tokens: Any, first: int) -> np.ndarray:
     return tokens
 
 
-def _until(batch: HostBatch, position: int) -> HostBatch:
+def reweighted(batch: HostBatch, place: Any, weight: float) -> HostBatch:
+    """Returns a batch in which the rows or positions at a place (an index of the weights) have another weight."""
     weights = np.array(batch[WEIGHTS])
-    weights[:, position + 1 :] = 0
+    weights[place] = weight
     return {**batch, WEIGHTS: weights}
 
 
 def _is_shared(loss: SharedLoss, batch: HostBatch, position: int, tolerance: float) -> bool:
     """Checks if the losses of two positions, measured one at a time with weight 1, change by the same amount."""
-    places = sorted({position, position // 2, 0})
-    if len(places) < 2:
-        return False
-    changes, sizes = zip(*(_change(loss, batch, position, place) for place in places), strict=True)
-    return float(np.ptp(changes)) <= tolerance * max(sizes)
-
-
-def _change(loss: SharedLoss, batch: HostBatch, position: int, place: int) -> tuple[float, float]:
-    """Returns the change of one position's loss with the tokens after another, and the size of that loss."""
-    weights = np.zeros_like(batch[WEIGHTS])
-    weights[:, place] = 1
-    alone = {**batch, WEIGHTS: weights}
-    before = loss(alone)
-    return loss({**alone, INPUTS: _others(batch[INPUTS], position + 1)}) - before, abs(before)
+    places, inputs = sorted({position, position // 2, 0}), _others(batch[INPUTS], position + 1)
+    alone = [reweighted(reweighted(batch, ..., 0), np.s_[:, place], 1) for place in places]
+    before = np.array([loss(each) for each in alone])
+    changes = np.array([loss({**each, INPUTS: inputs}) for each in alone]) - before
+    return len(places) > 1 and float(np.ptp(changes)) <= tolerance * np.abs(before).max()

@@ -1,25 +1,22 @@
 """Compares the collectives of a compiled step with those that its strategies predict.
 
-A step has two parts. Every collective of its gradients is predicted. In its update, XLA adds the collectives of an
-optimizer that combines elements. If the whole differs from the prediction, the parts are compiled separately:
-
-    gradients    must move what the strategies predict, without ZeRO's gathers of updated parameters
-    step         must move the sum of what the gradients and the update move
-    update       must move only ZeRO's gathers, if the optimizer is elementwise
+    in general                                   exactly those of the prediction
+    the optimizer combines elements of arrays    at least those: XLA adds the collectives of its update
+    a gradient is zero on one device             perhaps fewer, by those of its parameter: XLA removes unused results
 
 A model with rows that depend on each other sums over `batch_axes()`, which no strategy predicts; its own program shows
 these sums (`sums_over_rows`). If XLA splits them differently, at least those of the strategies must be present.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from ...mesh.keys import make_key
-from .. import zero
-from ..collectives import Collective, merge
+from ..collectives import Collective
 from ..collectives import differing as differing_lines
 from ..model import has_state
 from ..options import cast_inputs
@@ -37,48 +34,18 @@ ACROSS = ("sort", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "rev"
 """Operations that combine elements without changing the shape."""
 
 
-def predicted_of_update(step: Step) -> tuple[Collective, ...]:
-    """Returns ZeRO's gathers of updated parameters, the only predicted collectives of an update."""
-    return merge(zero.gathers(step.plan, step.plan.platform))
-
-
-def traffic_of_update(step: Step) -> tuple[Collective, ...]:
-    """Returns the collectives of the optimizer's update, compiled on its own."""
-    update, arguments = _update_of(step)
-    state = step.abstract_state()
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, (state.params, state.opt_state))
-    compiled = jax.jit(update, out_shardings=shardings).lower(*arguments).compile()
-    return census(compiled.as_text() or "", step.plan.mesh)
-
-
 def looks_across(step: Step) -> bool:
     """Checks if the update of an element depends on other elements: some optimizer operation changes shapes."""
-    update, arguments = _update_of(step)
-    program = jax.make_jaxpr(update)(*arguments)
+    state = step.abstract_state()
+    program = jax.make_jaxpr(partial(apply_optimizer, step.optimizer))(
+        state.params, state.opt_state, state.params, jnp.zeros(())
+    )
     return any(_mixes(each) for each in equations(program.jaxpr) if not inner_programs(each))
 
 
 def _mixes(equation: Any) -> bool:
-    given, made = (
-        {each.aval.shape for each in some if each.aval.shape} for some in (equation.invars, equation.outvars)
-    )
-    to_scalars = bool(given) and not made
-    return to_scalars or len(given | made) > 1 or (bool(given) and equation.primitive.name in ACROSS)
-
-
-def _update_of(step: Step) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Returns the optimizer's update and its abstract arguments (parameters, state, gradients)."""
-    state = step.abstract_state()
-    gradients = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        state.params,
-        step.plan.update_table.shardings(),
-    )
-
-    def update(params: Any, opt_state: Any, gradients: Any) -> Any:
-        return apply_optimizer(step.optimizer, gradients, opt_state, params, jnp.zeros(()))
-
-    return update, (gradients, state.opt_state, gradients)
+    given, made = ({each.aval.shape for each in some} - {()} for some in (equation.invars, equation.outvars))
+    return bool(given) and (not made or len(given | made) > 1 or equation.primitive.name in ACROSS)
 
 
 class CollectiveCheck(NamedTuple):
@@ -102,15 +69,10 @@ class CollectiveCheck(NamedTuple):
 
 
 _Key: TypeAlias = tuple[str, tuple[str, ...]]
-_Amount: TypeAlias = tuple[int, int]
-"""A count and its bytes."""
-MAX_AMOUNTS = 20_000
-"""The maximum number of sums of amounts to search."""
+"""The kind and the axes of collectives."""
 
 
-def check_collectives(
-    step: Step, batch: HostBatch, frozen: Collection[str] = (), *, compiles_apart: bool = True
-) -> CollectiveCheck:
+def check_collectives(step: Step, batch: HostBatch, frozen: Collection[str] = ()) -> CollectiveCheck:
     """Compares the predicted collectives with those of the compiled step.
 
     If rules leave an axis to XLA, it decides how the shards of such a parameter are moved: then only counts are
@@ -120,9 +82,7 @@ def check_collectives(
     Args:
         step: The step; it is compiled for batches of this shape.
         batch: A global batch.
-        frozen: Paths of parameters with a gradient of zero on one device: XLA may remove their collectives.
-        compiles_apart: Compile gradients and update separately if the step differs from the prediction. Otherwise,
-            additional collectives are attributed to XLA if the optimizer combines elements.
+        frozen: Paths of parameters with a gradient of zero on one device.
     """
     abstract = {
         name: jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
@@ -138,11 +98,12 @@ def check_collectives(
     differing: dict[_Key, str] = differing_lines(predicted, found, compared)
     if not exact:
         differing = {key: text for key, text in differing.items() if not _same_sums(predicted, found, key)}
-    if differing.keys() - foreign and compiles_apart:
-        optimizers, differing = _apart(step, abstract, found, compared, frozen)
-        foreign |= optimizers - differing.keys()
-    elif differing.keys() - foreign and looks_across(step):
-        foreign |= {key for key in differing if _holds(found, predicted, key)}
+    if differing.keys() - foreign:
+        least = step_cost(step.given_model, step.plan, abstract, step.plan.platform, without=frozen)
+        enough = {key for key in differing if _holds(found, least, key)}
+        unread = {key for key in enough if _holds(predicted, found, key)}
+        differing = {key: text for key, text in differing.items() if key not in unread}
+        foreign |= enough & differing.keys() if looks_across(step) else set()
     own = _models_own(step, abstract, predicted, found) & differing.keys() - foreign if differing else set[_Key]()
     differing = {key: text for key, text in differing.items() if key not in own}
     left = tuple(line for line in found if _key(line) in foreign)
@@ -167,87 +128,31 @@ def _models_own(
 
 
 def _same_sums(some: Iterable[Collective], others: Iterable[Collective], key: _Key) -> bool:
-    """Checks if the same bytes are summed in a different number of all-reduces, which XLA may combine.
-
-    It may combine one of the update with one of the gradients, but not two of parameters that it has split differently.
-    """
-    (count, size), (other, moved) = (_amounts(lines).get(key, (0, 0)) for lines in (some, others))
+    """Checks if the same bytes are summed in a different number of all-reduces, which XLA may combine."""
+    (count, size), (other, moved) = _amount(some, key), _amount(others, key)
     return key[0] == "all-reduce" and size == moved and min(count, other) > 0
 
 
 def _holds(found: Iterable[Collective], others: Iterable[Collective], key: _Key) -> bool:
     """Checks if the found collectives include at least as many of a kind, with at least the bytes."""
-    got, wanted = (_amounts(lines).get(key, (0, 0)) for lines in (found, others))
-    return got[0] >= wanted[0] and got[1] >= wanted[1]
-
-
-def _apart(
-    step: Step,
-    abstract: dict[str, jax.ShapeDtypeStruct],
-    found: Iterable[Collective],
-    compared: tuple[str, ...],
-    frozen: Any,
-) -> tuple[set[_Key], dict[_Key, str]]:
-    """Compiles gradients and update apart; returns the optimizer's own collectives and the differences."""
-    mesh = step.plan.mesh
-    program = jax.jit(step.gradients).lower(step.abstract_state(), abstract).compile()
-    gradients, update = census(program.as_text() or "", mesh), traffic_of_update(step)
-    gathers = predicted_of_update(step)
-    predicted = _less(step.cost(abstract), gathers)
-    differing = differing_lines(predicted, gradients, compared)
-    for key in [key for key in differing if frozen and _is_unread(step, abstract, frozen, key, predicted, gradients)]:
-        del differing[key]
-    more = {_key(line) for line in _less(update, gathers)}
-    if more and not looks_across(step):
-        text = "{}: moved by the update alone, though the optimizer treats every element by itself"
-        return set(), differing | {_key(line): text.format(line) for line in update if _key(line) in more}
-    both = merge([*gradients, *update])
-    whole = {
-        key: text for key, text in differing_lines(both, found, compared).items() if not _same_sums(both, found, key)
-    }
-    if "bytes" not in compared:  # XLA may divide the whole as it divides neither part
-        whole = {key: text for key, text in whole.items() if key not in more}
-    return more, whole | differing
+    return all(got >= wanted for got, wanted in zip(_amount(found, key), _amount(others, key), strict=True))
 
 
 def _key(line: Collective) -> _Key:
     return line.kind, line.axes
 
 
-def _amounts(lines: Iterable[Collective]) -> dict[_Key, _Amount]:
-    return {_key(line): (line.count, line.bytes) for line in merge(lines)}
+def _amount(lines: Iterable[Collective], key: _Key) -> tuple[int, int]:
+    """Returns the count and the bytes of the collectives of a kind."""
+    own = [line for line in lines if _key(line) == key]
+    return sum(line.count for line in own), sum(line.bytes for line in own)
 
 
-def _less(lines: Iterable[Collective], taken: Iterable[Collective]) -> tuple[Collective, ...]:
+def _less(lines: Iterable[Collective], taken: Collection[Collective]) -> tuple[Collective, ...]:
     """Subtracts lines from lines; negative amounts become 0."""
-    off = _amounts(taken)
-    rest = [(line, off.get(_key(line), (0, 0))) for line in lines]
+    rest = [(line, _amount(taken, _key(line))) for line in lines]
     return tuple(
         Collective(line.kind, line.axes, max(line.count - count, 0), max(line.bytes - size, 0))
         for line, (count, size) in rest
         if line.count > count or line.bytes > size
     )
-
-
-def _is_unread(
-    step: Step,
-    abstract: dict[str, jax.ShapeDtypeStruct],
-    frozen: Collection[str],
-    key: _Key,
-    predicted: Iterable[Collective],
-    found: Iterable[Collective],
-) -> bool:
-    """Checks if only collectives of frozen parameters are missing: XLA removes unused results."""
-    (count, size), (less, smaller) = (_amounts(lines).get(key, (0, 0)) for lines in (predicted, found))
-    gathers = predicted_of_update(step)
-    reached = {(0, 0)}
-    for path in sorted(frozen):
-        rest = merge(step_cost(step.given_model, step.plan, abstract, step.plan.platform, without=(path,)))
-        without = _amounts(_less(rest, gathers)).get(key, (0, 0))
-        moves, moved = count - without[0], size - without[1]
-        units = [(1, moved // moves)] * moves if moves > 0 else [(0, moved)]
-        for unit in units:
-            reached |= {(some + unit[0], sizes + unit[1]) for some, sizes in reached}
-            if len(reached) > MAX_AMOUNTS:
-                return False
-    return (count - less, size - smaller) in reached

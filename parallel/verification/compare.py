@@ -17,7 +17,6 @@ from ..model import BlockModel, Model
 from ..options import Precision
 from ..sharding.lay_out import StrategyLike, lay_out
 from ..step.build import build_step
-from ..step.state import StepMetrics
 from ..step.train_step import Step
 from .after_training import Averages, check_after_steps
 from .case import Case
@@ -25,7 +24,7 @@ from .collective_check import check_collectives
 from .contract.probe import moved as perturbed
 from .diagnosis import explanations, first_difference, refused
 from .differences import GRADIENTS, INIT_TOLERANCE, LeafError, array_errors, leaf_errors, relative, widened
-from .reference import HostBatch, OneDevice, Reference
+from .reference import HostBatch, OneDevice, Reference, report
 from .result import Difference, Measured, Verification, list_proved, list_unchecked
 from .round_trip import SaveAndRestore
 from .rounding import moved
@@ -152,11 +151,11 @@ def _compare(
         "dtype": compute,
         "tolerance": case.tolerance,
         "params_tolerance": case.params_tolerance,
-        "reference_losses": reference.losses,
+        "reference_losses": tuple(each["loss"] for each in reference.reports),
         "reduced": reduced,
         "notes": step.plan.notes,
     }
-    state = case.first_state()
+    state = step.init(seed, case.params)
     try:
         collectives = check_collectives(step, batches[0], reference.frozen)
         found, norm = case.sums(state, batches[0])
@@ -168,22 +167,22 @@ def _compare(
         first = Difference(what=GRADIENTS, where=path, relative=float("inf"), hint=hint)
         unseen = ("anything else: the step does not compile",)
         return Verification(**facts, first_difference=first, not_looked_at=unseen)
-    reported: list[StepMetrics] = []
+    reported: list[Mapping[str, float]] = []
     for batch in batches:
         state, metrics = step(state, batch)
-        reported.append(jax.device_get(metrics))
-    arrays = array_errors(found, case.in_model_order(state), reference, *tolerances)
-    if any(error.differs for error in _worst(arrays, case).values()):  # perhaps by rounding alone
+        reported.append(report(metrics.loss, metrics.grad_norm, metrics.weight, metrics.model))
+    saved = case.in_model_order(state)
+    arrays = array_errors(found, saved, reference, *tolerances)
+    if any(error.differs for error in _worst(arrays).values()):  # perhaps by rounding alone
         reference = reference._replace(moved=one_device.train(moved(case.params, case.tolerance), batches))
-        arrays = array_errors(found, case.in_model_order(state), reference, *tolerances)
-    losses = tuple(float(metrics.loss) for metrics in reported)
-    worst = _worst(arrays, case)
+        arrays = array_errors(found, saved, reference, *tolerances)
+    worst, right = _worst(arrays), reference.reports[0]
     errors = {
         "initial parameters": Measured(init.relative, max(case.tolerance, INIT_TOLERANCE), init.path),
-        "loss": Measured(relative(losses[0], reference.losses[0]), case.tolerance),
-        "weight": Measured(relative(found.weight, reference.weights[0]), case.tolerance),
+        "loss": Measured(relative(reported[0]["loss"], right["loss"]), case.tolerance),
+        "weight": Measured(relative(found.weight, right["weight"]), case.tolerance),
         GRADIENTS: worst.pop(GRADIENTS),
-        "gradient norm": Measured(relative(norm, reference.norms[0]), case.tolerance),
+        "gradient norm": Measured(relative(norm, right["gradient norm"]), case.tolerance),
         **worst,
         "what a step reports": _worst_report(reported, reference, case.params_tolerance),
     }
@@ -191,12 +190,12 @@ def _compare(
         **facts,
         errors=errors,
         gradients=arrays[GRADIENTS],
-        losses=losses,
+        losses=tuple(each["loss"] for each in reported),
         collectives=collectives,
         first_difference=None,
         widened=tuple(widened(init, arrays, narrowings, step.precision)),
     )
-    explain = explanations(case, initial, drawn, found, norm, reference)
+    explain = explanations(case, initial, drawn, found, norm, saved, reference)
     measured = replace(measured, first_difference=first_difference(measured, reference, explain))
     if measured.ok:  # the later checks need correct steps
         measured = check_after_steps(measured, case, state, reference, save_and_restore, averages)
@@ -206,25 +205,17 @@ def _compare(
     return replace(measured, proved=tuple(list_proved(measured, **checked)), not_looked_at=tuple(unseen))
 
 
-def _worst(arrays: Mapping[str, Sequence[LeafError]], case: Case) -> dict[str, Measured]:
+def _worst(arrays: Mapping[str, Sequence[LeafError]]) -> dict[str, Measured]:
     """Returns the worst array of each kind, with the tolerance of the kind."""
-    bounds = {kind: case.tolerance if kind == GRADIENTS else case.params_tolerance for kind in arrays}
-    return {kind: Measured(each[0].relative, bounds[kind], each[0].path) for kind, each in arrays.items() if each}
+    return {kind: Measured(each[0].relative, each[0].tolerance, each[0].path) for kind, each in arrays.items() if each}
 
 
-def _worst_report(reported: Sequence[StepMetrics], reference: Reference, tolerance: float) -> Measured:
-    """Returns the largest error of the metrics that the steps report."""
-    errors = []
-    for number, metrics in enumerate(reported):
-        pairs = {
-            "loss": (metrics.loss, reference.losses[number]),
-            "gradient norm": (metrics.grad_norm, reference.norms[number]),
-            "weight": (metrics.weight, reference.weights[number]),
-        }
-        for name, value in reference.metrics[number].items():
-            pairs[f"metric {name!r}"] = (metrics.model[name], value)
-        errors += [
-            (relative(float(value), right), f"{name} of step {number}") for name, (value, right) in pairs.items()
-        ]
+def _worst_report(reported: Sequence[Mapping[str, float]], reference: Reference, tolerance: float) -> Measured:
+    """Returns the largest error of the numbers that the steps report."""
+    errors = [
+        (relative(found[name], right), f"{name} of step {number}")
+        for number, (found, expected) in enumerate(zip(reported, reference.reports, strict=True))
+        for name, right in expected.items()
+    ]
     error, name = max(errors)
     return Measured(error, tolerance, name)

@@ -1,6 +1,6 @@
 """Differences between arrays on a mesh and on one device, including every copy on every device."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -35,12 +35,14 @@ class LeafError(NamedTuple):
         path: The path of the leaf.
         wider: The factor by which its tolerance is wider than usual, since rounding alone moves it as far.
         left_out: The number of elements that are not compared, since rounding alone decides their update.
+        tolerance: The tolerance of arrays of its kind.
     """
 
     relative: float
     path: str
     wider: float = 1.0
     left_out: int = 0
+    tolerance: float = 0.0
 
 
 def relative(found: float, reference: float) -> float:
@@ -50,7 +52,7 @@ def relative(found: float, reference: float) -> float:
 
 def array_errors(
     found: Sums, saved: TrainState, reference: Reference, of_loss: float, of_update: float
-) -> dict[str, tuple[LeafError, ...]]:
+) -> dict[str, list[LeafError]]:
     """Compares every array of a training with that of one device: kind of array -> errors, the worst first.
 
     Args:
@@ -60,33 +62,26 @@ def array_errors(
         of_loss: The tolerance of gradients.
         of_update: The tolerance of all arrays after the steps.
     """
-    moved, masks = reference.moved, undecided_elements(reference, of_update)
-    of_first = {"tolerance": of_loss, "moved": moved and moved.first.gradients}
-    of_params: Any = {"tolerance": of_update, "moved": moved and moved.params, "left_out": masks}
-    of_optimizer = {**of_params, "moved": moved and moved.opt_state}
-    of_state = {"tolerance": of_update, "moved": moved and moved.state}
+    moved = reference.moved or reference
+    update: Any = {"tolerance": of_update, "left_out": _undecided_elements(reference, moved, of_update)}
     return {
-        GRADIENTS: tuple(leaf_errors(found.gradients, reference.first.gradients, **of_first)),
-        PARAMETERS: tuple(leaf_errors(saved.params, reference.params, **of_params)),
-        OPTIMIZER: tuple(state_errors(saved.opt_state, reference.opt_state, saved.params, **of_optimizer)),
-        MODEL_STATE: tuple(leaf_errors(saved.model_state, reference.state, **of_state)),
+        GRADIENTS: leaf_errors(
+            found.gradients, reference.first.gradients, moved=moved.first.gradients, tolerance=of_loss
+        ),
+        PARAMETERS: leaf_errors(saved.params, reference.params, moved=moved.params, **update),
+        OPTIMIZER: state_errors(saved.opt_state, reference.opt_state, saved.params, moved=moved.opt_state, **update),
+        MODEL_STATE: leaf_errors(saved.model_state, reference.state, moved=moved.state, tolerance=of_update),
     }
 
 
-def undecided_elements(reference: Reference, tolerance: float) -> Any:
-    """Returns masks of the parameter elements with updates that rounding decides; empty before rounding is measured.
-
-    Args:
-        reference: A training on one device.
-        tolerance: The tolerance of parameters and optimizer state.
-    """
-    if reference.moved is None or tolerance not in MAX_WIDER:
-        return jax.tree.map(lambda leaf: np.zeros(np.shape(leaf), bool), reference.params)
-    limits = [MAX_WIDER[tolerance] * tolerance * size for size in _sizes(jax.tree.leaves(reference.params), tolerance)]
-    pairs = (zip(*map(jax.tree.leaves, each), strict=True) for each in (
-        (reference.first.gradients, reference.moved.first.gradients), (reference.params, reference.moved.params),
-    ))  # fmt: skip
-    masks = [undecided(*each) for each in zip(*pairs, limits, strict=True)]
+def _undecided_elements(reference: Reference, moved: Reference, tolerance: float) -> Any:
+    """Returns masks of the parameter elements with updates that rounding decides; None if it is not measured."""
+    if tolerance not in MAX_WIDER:
+        return None
+    trees = (reference.first.gradients, moved.first.gradients, reference.params, moved.params)
+    leaves = [jax.tree.leaves(tree) for tree in trees]
+    limits = [MAX_WIDER[tolerance] * tolerance * size for size in _sizes(leaves[2], tolerance)]
+    masks = [undecided(*each) for each in zip(*leaves, limits, strict=True)]
     return jax.tree.unflatten(jax.tree.structure(reference.params), masks)
 
 
@@ -111,21 +106,12 @@ def leaf_errors(
     for (path, leaf), expected, other, mask, own in zip(
         leaves_with_paths(found), references, others or references, masks, sizes, strict=True
     ):
-        error = _leaf_error(path, leaf, expected, other, np.zeros_like(mask), own, tolerance)
-        if mask.any() and error.relative > tolerance:
-            error = _leaf_error(path, leaf, expected, other, mask, own, tolerance)
-        errors.append(error)
+        size = measured_by(own, expected[~mask], other[~mask], tolerance)
+        shards = [(np.asarray(shard.data), shard.index) for shard in leaf.addressable_shards]
+        parts = [(part[~mask[index]], expected[index][~mask[index]]) for part, index in shards]
+        error = max(_error(part, wanted, size) for part, wanted in parts)
+        errors.append(LeafError(error, path, size / own if own else 1.0, int(mask.sum()), tolerance))
     return sorted(errors, reverse=True)
-
-
-def _leaf_error(
-    path: str, leaf: Any, expected: np.ndarray, other: np.ndarray, mask: np.ndarray, own: float, tolerance: float
-) -> LeafError:
-    """Compares one array except for the elements of a mask; `own` is the size that its error is a part of."""
-    size = measured_by(own, expected[~mask], other[~mask], tolerance)
-    parts = [(np.asarray(shard.data), expected[shard.index], ~mask[shard.index]) for shard in leaf.addressable_shards]
-    error = max(_error(part[kept], wanted[kept], size) for part, wanted, kept in parts)
-    return LeafError(error, path, size / own if own else 1.0, int(mask.sum()))
 
 
 def _sizes(references: list[np.ndarray], tolerance: float) -> list[float]:
@@ -150,7 +136,7 @@ def state_errors(
         moved: The perturbed reference; see `leaf_errors`.
         left_out: Masks of the parameters, used for optimizer arrays of the same shape.
     """
-    masks = dict(leaves_with_paths(left_out)) if left_out is not None else {}
+    masks = dict(leaves_with_paths(left_out))
     ends = sorted((path for path, _ in leaves_with_paths(params)), key=len, reverse=True)
     kinds: dict[str, tuple[dict[str, Any], ...]] = {}
     errors = []
@@ -212,12 +198,8 @@ def differing_copies(leaf: jax.Array, expected: np.ndarray, layout: TensorLayout
     ]
     summed = held.sum(axis=tuple(differ), keepdims=True)[(0,) * len(names)]
     own = expected[leaf.sharding.devices_indices_map(leaf.shape)[devices.flat[0]]]
-    return [names[dim] for dim in differ], is_same(summed, own)
-
-
-def is_same(value: np.ndarray, expected: np.ndarray) -> bool:
-    """Checks if two arrays differ by at most `NEAR` of the largest element."""
-    return bool(np.abs(value - expected).max(initial=0.0) <= NEAR * max(np.abs(expected).max(initial=0.0), 1e-300))
+    adds_up = np.abs(summed - own).max(initial=0.0) <= NEAR * np.abs(own).max(initial=0.0)
+    return [names[dim] for dim in differ], bool(adds_up)
 
 
 class Widened(NamedTuple):
@@ -242,7 +224,7 @@ class Widened(NamedTuple):
 
 def widened(
     init: LeafError,
-    errors: Mapping[str, tuple[LeafError, ...]],
+    errors: Mapping[str, Sequence[LeafError]],
     narrowings: tuple[Narrowing, Narrowing],
     precision: Precision,
 ) -> Iterator[Widened]:
@@ -261,9 +243,7 @@ def widened(
         if narrowing.tolerance > usual:
             place = f" at {narrowing.place}" if narrowing.place else ""
             yield Widened(what, narrowing.array, narrowing.tolerance, f"is cast to {narrowing.dtype}{place}")
-    of_loss, of_update = narrowings[0].tolerance, max(each.tolerance for each in narrowings)
     for kind, arrays in errors.items():
-        bound = of_loss if kind == GRADIENTS else of_update
         for array in sorted(arrays, key=lambda each: each.path):
             if array.left_out:
                 elements = f"is not compared in {array.left_out} elements"
@@ -271,4 +251,4 @@ def widened(
                 yield Widened(kind, array.path, None, reason)
             if array.wider > 1:
                 reason = "is moved as far by one rounding of the parameters on one device"
-                yield Widened(kind, array.path, array.wider * bound, reason)
+                yield Widened(kind, array.path, array.wider * array.tolerance, reason)

@@ -8,7 +8,6 @@ params                   = optimizer.update(clip(gradients))                    
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -48,10 +47,7 @@ class Reference(NamedTuple):
     """A few steps on one device, as host arrays.
 
     Attributes:
-        losses: The mean loss of each batch, before its update.
-        weights: The weight of each batch.
-        norms: The global norm of the gradients of each batch, not clipped.
-        metrics: The means of the model's own metrics for each batch.
+        reports: The numbers that each step reports, see `report`.
         first: The sums of the first batch; gradients not clipped.
         params: The parameters after all steps.
         opt_state: The optimizer's state after all steps.
@@ -59,10 +55,7 @@ class Reference(NamedTuple):
         moved: Training from perturbed parameters, see `rounding.py`; None until it is needed.
     """
 
-    losses: tuple[float, ...]
-    weights: tuple[float, ...]
-    norms: tuple[float, ...]
-    metrics: tuple[Mapping[str, float], ...]
+    reports: tuple[Mapping[str, float], ...]
     first: Sums
     params: Params
     opt_state: Any
@@ -103,17 +96,19 @@ class OneDevice:
         self.seed = seed
         self.clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
         self.optimizer = optimizer
+        self._differentiate, self._update = jax.jit(self._sums), jax.jit(self._apply)
+        self._evaluate = jax.jit(lambda params, batch, state: self._loss(params, self._inputs(batch), None, state))
 
     def init(self, dtype: str) -> Params:
         """Returns the initial parameters, stored in `dtype`, on the host."""
         return jax.device_get(jax.jit(lambda key: _cast(self.model.init(key), dtype))(_key_of(self.seed)))
 
-    def first_model_state(self, dtype: str) -> Any:
-        """Returns the model's first state, stored in `dtype`, on the host; () for a model without state."""
+    def first_model_state(self, params: Params) -> Any:
+        """Returns the model's first state on the host, in the widest dtype of its parameters; () without a state."""
         init_state = getattr(self.model, "init_state", None)
         if init_state is None:
             return ()
-        return jax.device_get(jax.jit(lambda key: _cast(init_state(key), dtype))(_key_of(self.seed)))
+        return jax.device_get(jax.jit(lambda key: _cast(init_state(key), _widest(params)))(_key_of(self.seed)))
 
     def sums(self, params: Params, batch: HostBatch, step: int = 0, state: Any = None) -> Sums:
         """Returns the sums of a batch and their gradients.
@@ -124,47 +119,31 @@ class OneDevice:
             step: The number of steps done before; dropout depends on it.
             state: The model's state; its first one by default.
         """
-        state = self.first_model_state(_widest(params)) if state is None else state
-        pieces = [dict(batch)]
-        if self.accumulate > 1 and self._couples_rows(params, batch, state):
-            pieces = [
-                {name: rows[first :: self.accumulate] for name, rows in batch.items()}
-                for first in range(self.accumulate)
-            ]
+        state = self.first_model_state(params) if state is None else state
+        pieces = self.accumulate
+        if pieces > 1 and not state and not uses_batch_axes(self._sums, params, dict(batch), np.int32(0), state):
+            pieces = 1
         sums: list[Any] = []
-        for piece in pieces:
+        for first in range(pieces):
+            piece = {name: rows[first::pieces] for name, rows in batch.items()}
             (_, (*scalars, state)), gradients = self._differentiate(params, piece, np.int32(step), state)
             sums.append((*scalars, gradients))
         total, weight, metrics, gradients = jax.tree.map(lambda *parts: sum(map(np.asarray, parts)), *sums)
         return Sums(float(total), float(weight), gradients, on_host(metrics), jax.device_get(state))
 
-    def _couples_rows(self, params: Params, batch: HostBatch, state: Any) -> bool:
-        """Checks if the rows of a batch depend on each other."""
-        return bool(state) or uses_batch_axes(self._sums, params, dict(batch), np.int32(0), state)
-
     def train(self, params: Params, batches: Sequence[HostBatch]) -> Reference:
         """Takes one step for each batch, from these parameters."""
-        opt_state = self.first_state(params)
-        state = self.first_model_state(_widest(params))
-        steps: list[tuple[float, float, float, Mapping[str, float], Sums]] = []
+        opt_state, state = jax.jit(self.optimizer.init)(params), self.first_model_state(params)
+        reports, all_sums = list[Mapping[str, float]](), list[Sums]()
         for number, batch in enumerate(batches):
             sums = self.sums(params, batch, number, state)
             state, weight = sums.state, sums.weight or 1
             metrics = {name: total / (counted or 1) for name, (total, counted) in sums.metrics.items()}
-            params, opt_state = self.update(params, opt_state, sums)
-            steps.append((sums.total / weight, sums.weight, _norm(sums.gradients) / weight, metrics, sums))
-        losses, weights, norms, means, all_sums = zip(*steps, strict=True)
-        return Reference(losses, weights, norms, means, all_sums[0], jax.device_get(params), opt_state, state)
-
-    def first_state(self, params: Params) -> Any:
-        """Returns the optimizer's state before the first step."""
-        return jax.jit(self.optimizer.init)(params)
-
-    def update(self, params: Params, opt_state: Any, sums: Sums) -> tuple[Params, Any]:
-        """Updates with the sums of a batch."""
-        weight = sums.weight or 1
-        mean = jax.tree.map(lambda leaf: (leaf / weight).astype(leaf.dtype), sums.gradients)
-        return self._update(params, opt_state, mean, sums.total / weight)
+            mean = jax.tree.map(lambda leaf, weight=weight: (leaf / weight).astype(leaf.dtype), sums.gradients)
+            params, opt_state = self._update(params, opt_state, mean, sums.total / weight)
+            reports.append(report(sums.total / weight, _norm(sums.gradients) / weight, sums.weight, metrics))
+            all_sums.append(sums)
+        return Reference(tuple(reports), all_sums[0], jax.device_get(params), opt_state, state)
 
     def key(self, step: int | Array) -> Array:
         """Returns the key of a step."""
@@ -178,13 +157,13 @@ class OneDevice:
             batch: A global batch.
             state: The model's state; its first one by default.
         """
-        state = self.first_model_state(_widest(params)) if state is None else state
+        state = self.first_model_state(params) if state is None else state
         total, weight, metrics, _ = self._evaluate(params, dict(batch), state)
         return Sums(float(total), float(weight), None, on_host(metrics))
 
     def narrowings(self, params: Params, batch: HostBatch) -> tuple[Narrowing, Narrowing]:
         """Returns the narrowest numbers of the loss with its gradients, and of the update."""
-        state = self.first_model_state(_widest(params))
+        state = self.first_model_state(params)
         loss = jax.make_jaxpr(self._sums)(params, dict(batch), np.int32(0), state)
         opt_state = jax.eval_shape(self.optimizer.init, params)
         update = jax.make_jaxpr(self._apply)(params, opt_state, params, 0.0)
@@ -211,27 +190,15 @@ class OneDevice:
         """Returns the sums, the metrics by full name, and the next state in the dtypes of the previous one."""
         more = () if getattr(self.model, "init_state", None) is None else (state,)
         result = (*self.model.loss(_cast(params, self.compute), batch, key, *more), (), ())
-        metrics = {path: tuple(map(_wide, pair)) for path, pair in pairs(result[2])}
+        metrics = {path: tuple(map(wide_scalar, pair)) for path, pair in pairs(result[2])}
         after = jax.tree.map(lambda new, old: jnp.asarray(new).astype(old.dtype), result[3] if more else (), state)
-        return _wide(result[0]), _wide(result[1]), metrics, after
+        return wide_scalar(result[0]), wide_scalar(result[1]), metrics, after
 
     def _apply(self, params: Params, opt_state: Any, gradients: Params, loss: Any) -> tuple[Params, Any]:
         gradients, _ = self.clip.update(gradients, self.clip.init(params))
         optimizer = optax.with_extra_args_support(self.optimizer)  # some ask for the loss, or the gradients
         updates, opt_state = optimizer.update(gradients, opt_state, params, value=jnp.asarray(loss), grad=gradients)
         return optax.apply_updates(params, updates), opt_state
-
-    @cached_property
-    def _differentiate(self) -> Any:
-        return jax.jit(self._sums)
-
-    @cached_property
-    def _evaluate(self) -> Any:
-        return jax.jit(lambda params, batch, state: self._loss(params, self._inputs(batch), None, state))
-
-    @cached_property
-    def _update(self) -> Any:
-        return jax.jit(self._apply)
 
 
 def _widest(params: Params) -> str:
@@ -256,7 +223,8 @@ def _is_float(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
-def _wide(scalar: Any) -> Array:
+def wide_scalar(scalar: Any) -> Array:
+    """Returns a scalar in float32, or in its own dtype if that is wider."""
     return jnp.asarray(scalar, jnp.promote_types(jnp.result_type(scalar), jnp.float32))
 
 
@@ -272,3 +240,10 @@ def pairs(metrics: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def on_host(metrics: Any) -> dict[str, tuple[float, float]]:
     """Converts metrics to host numbers."""
     return {name: (float(total), float(weight)) for name, (total, weight) in metrics.items()}
+
+
+def report(loss: Any, norm: Any, weight: Any, metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the numbers that a step reports, by the names of the comparison; the norm is that before clipping."""
+    named = {"loss": loss, "gradient norm": norm, "weight": weight}
+    named |= {f"metric {name!r}": value for name, value in metrics.items()}
+    return {name: float(value) for name, value in named.items()}

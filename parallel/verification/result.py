@@ -1,6 +1,6 @@
 """The result of a verification: every error and the first difference with its likely cause, as text and JSON."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import isfinite, prod
 from textwrap import fill
@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ...layouts.paths import leaves_with_paths
+from ...layouts.paths import leaves_with_paths, some
 from ...layouts.sizes import counted, format_bytes
-from ..collectives import Collective
 from ..model import Params
 from .causality import Future
 from .collective_check import CollectiveCheck
@@ -49,6 +48,10 @@ JSON_NAMES = {
     "averages_rel": "evaluation of the averages",
 }
 """Key of the JSON -> quantity."""
+JSON_PLACES = {"worst_leaf": "gradients", "worst_parameter": "parameters"}
+"""Key of the JSON -> quantity whose worst array it names."""
+LINES = ("predicted", "found", "left_to_xla", "of_the_model")
+"""Collectives in the JSON."""
 
 
 class Measured(NamedTuple):
@@ -98,7 +101,7 @@ class Verification:
     """The tolerance after all steps; wider as well if the optimizer casts to narrower numbers."""
     errors: Mapping[str, Measured] = field(default_factory=dict)
     """The compared quantities in causal order; those after the steps only if the steps agree."""
-    gradients: tuple[LeafError, ...] = ()
+    gradients: Sequence[LeafError] = ()
     """Every gradient of the first batch, before clipping, the worst first."""
     losses: tuple[float, ...] = ()
     """The loss of each step."""
@@ -135,31 +138,27 @@ class Verification:
         errors, moved = self.errors, self.collectives
         result = {
             "ok": self.ok,
-            "mesh": dict(self.mesh),
+            "mesh": self.mesh,
             "dtype": self.dtype,
             "tolerance": self.tolerance,
             "params_tolerance": self.params_tolerance,
             "steps": len(self.losses),
             **{key: errors[what].relative if what in errors else None for key, what in JSON_NAMES.items()},
-            "worst_leaf": errors["gradients"].where if "gradients" in errors else None,
-            "worst_parameter": errors["parameters"].where if "parameters" in errors else None,
+            **{key: errors[what].where if what in errors else None for key, what in JSON_PLACES.items()},
             "gradients": {each.path: each.relative for each in sorted(self.gradients, key=lambda each: each.path)},
-            "losses": list(self.losses),
-            "reference_losses": list(self.reference_losses),
+            "losses": self.losses,
+            "reference_losses": self.reference_losses,
             "loss_scale": self.loss_scale,
             "checkpoint": self.round_trip._asdict() if self.round_trip else None,
             "future": self.future._asdict() if self.future else None,
-            "proved": list(self.proved),
-            "not_looked_at": list(self.not_looked_at),
+            "proved": self.proved,
+            "not_looked_at": self.not_looked_at,
             "widened": [each._asdict() for each in self.widened],
             "collectives": {
-                "predicted": _lines(moved.predicted),
-                "found": _lines(moved.found),
-                "left_to_xla": _lines(moved.left_to_xla),
-                "of_the_model": _lines(moved.of_the_model),
+                **{name: list(map(asdict, getattr(moved, name))) for name in LINES},
                 "equal": not moved.unexpected,
             },
-            "notes": list(self.notes),
+            "notes": self.notes,
             "reduced": {key: {"from": before, "to": after} for key, (before, after) in self.reduced.items()},
             "first_difference": asdict(self.first_difference) if self.first_difference else None,
         }
@@ -213,7 +212,7 @@ def list_unchecked(
         clip_norm: The maximum gradient norm of the step.
     """
     future, trip = measured.future or Future(), measured.round_trip
-    frozen = reference.frozen
+    frozen, norms = reference.frozen, [each["gradient norm"] for each in reference.reports]
     pairs = zip(leaves_with_paths(params), jax.tree.leaves(reference.params), strict=True)
     still = [path for (path, first), last in pairs if path not in frozen and np.array_equal(first, last)]
     conditions = {
@@ -225,19 +224,14 @@ def list_unchecked(
         "a term of the loss that all positions of a row share (later tokens change it)": future.shared,
         "random numbers (the loss does not depend on the key)": not random,
         "how much the model's own sums over the batch axes move": measured.collectives.of_the_model,
-        f"clipping (no norm was over {clip_norm:g})": clip_norm and max(reference.norms) <= clip_norm,
-        f"gradients that are zero on one device ({_some(frozen)})": frozen,
-        f"updates of what does not move on one device ({_some(still)})": still,
+        f"clipping (no norm was over {clip_norm:g})": clip_norm and max(norms) <= clip_norm,
+        f"gradients that are zero on one device ({some(frozen)})": frozen,
+        f"updates of what does not move on one device ({some(still)})": still,
         "the config's own sizes": measured.reduced,
     }
     yield from NEVER_CHECKED
     yield from (text for text, condition in conditions.items() if condition)
     yield f"other dtypes than {measured.dtype}"
-
-
-def _some(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - MAX_SHOWN} more" if len(paths) > MAX_SHOWN else ""
-    return ", ".join(paths[:MAX_SHOWN]) + more
 
 
 def _error_lines(result: Verification) -> Iterator[str]:
@@ -259,12 +253,12 @@ def _error_lines(result: Verification) -> Iterator[str]:
 
 def _collective_lines(moved: CollectiveCheck) -> Iterator[str]:
     yield f"Collectives of the compiled step, {'NOT as predicted' if moved.unexpected else 'as predicted'}"
-    named = [" x ".join(line.axes) for line in moved.found]
-    width = max([14, *map(len, named)])
-    for line, axes in zip(moved.found, named, strict=True):
+    width = max([14, *(len(" x ".join(line.axes)) for line in moved.found)])
+    for line in moved.found:
         left = "   left to XLA" if line in moved.left_to_xla else ""
         left = "   with the model's own" if line in moved.of_the_model else left
-        yield f"  {line.kind:<18} over {axes:<{width}} {line.count:>5} a step {format_bytes(line.bytes):>12}{left}"
+        figures = f"{line.count:>5} a step {format_bytes(line.bytes):>12}"
+        yield f"  {line.kind:<18} over {' x '.join(line.axes):<{width}} {figures}{left}"
     if not moved.found:
         yield "  none"
     yield from (f"  {line}" for line in moved.unexpected)
@@ -279,10 +273,6 @@ def _verdict(result: Verification) -> str:
     if first.what in OF_THE_MODEL:
         return f"WRONG on one device already: {first.what}\n{hint}"
     return f"DIFFERENT from one device, first in: {first.what}{at}\n{hint}"
-
-
-def _lines(collectives: Iterable[Collective]) -> list[dict[str, Any]]:
-    return [{**asdict(line), "axes": list(line.axes)} for line in collectives]
 
 
 def _finite(value: Any) -> Any:

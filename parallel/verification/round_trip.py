@@ -7,6 +7,7 @@ one more step from `back` and from the state        the same
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import jax
@@ -64,10 +65,10 @@ def round_trip(
     other = _elsewhere(step)
     elsewhere = move(saved, other.abstract_state())
     result = RoundTrip(_sizes(other), len(jax.tree.leaves(saved)), (), float("inf"))
-    lines = [*_differing(elsewhere, saved, f"restored onto {result.target}")]
+    lines = [*differing_arrays(elsewhere, saved, f"restored onto {result.target}")]
     stored = step.abstract_state()
     back = order.to_stored(move(elsewhere, order.abstract_model(stored)), stored)
-    lines += _differing(order.to_model(back), saved, "restored from there")
+    lines += differing_arrays(order.to_model(back), saved, "restored from there")
     for (path, leaf), target in zip(leaves_with_paths(back), jax.tree.leaves(stored), strict=True):
         if not leaf.sharding.is_equivalent_to(target.sharding, leaf.ndim):
             old, new = leaf.sharding.spec, target.sharding.spec
@@ -86,20 +87,15 @@ def in_memory(state: TrainState, like: TrainState) -> TrainState:
 
 def _elsewhere(step: Step) -> Step:
     """Builds the same training on another mesh of the same devices, or of one of them."""
-    names = list(map(str, step.plan.mesh.devices.flat))
-    here = _sizes(step)
+    names, model, precision = list(map(str, step.plan.mesh.devices.flat)), step.given_model, step.precision
     for strategy in ({"fsdp": FSDPConfig(size=len(names), floor_bytes=1)}, {"data": len(names)}, {}):
-        devices = names if strategy else names[:1]
-        try:
-            layouts = lay_out(
-                step.given_model, strategy, precision=step.precision, devices=devices, indivisible="replicate"
-            )
-        except UserError:
-            continue
-        other = build_step(step.given_model, step.optimizer, layouts, precision=step.precision)
-        if _sizes(other) != here:
-            return other
-    return build_step(step.given_model, step.optimizer, step.plan, precision=step.precision)
+        with suppress(UserError):
+            devices = names if strategy else names[:1]
+            plan = lay_out(model, strategy, precision=precision, devices=devices, indivisible="replicate")
+            other = build_step(model, step.optimizer, plan, precision=precision)
+            if _sizes(other) != _sizes(step):
+                return other
+    return build_step(model, step.optimizer, step.plan, precision=precision)
 
 
 def _sizes(step: Step) -> dict[str, int]:
@@ -107,7 +103,7 @@ def _sizes(step: Step) -> dict[str, int]:
     return {axis: mesh.axis_size(axis) for axis in mesh.axis_names if mesh.axis_size(axis) > 1}
 
 
-def _differing(found: Any, expected: Any, when: str) -> Iterator[str]:
+def differing_arrays(found: Any, expected: Any, when: str) -> Iterator[str]:
     """Yields a line for each array that is not bitwise equal."""
     for (path, leaf), other in zip(leaves_with_paths(found), jax.tree.leaves(expected), strict=True):
         value, wanted = np.asarray(numbers(leaf)), np.asarray(numbers(other))

@@ -111,27 +111,29 @@ def measured_by(size: float, found: np.ndarray, other: np.ndarray, bound: float)
     """
     if bound not in MAX_WIDER:
         return size
-    apart = float(np.abs(np.asarray(other, np.float64) - np.asarray(found, np.float64)).max(initial=0.0))
+    apart = float(_apart(found, other).max(initial=0.0))
     if not np.isfinite(apart):
         return size
     return min(max(size, MEASURED_TIMES * apart / bound), MAX_WIDER[bound] * size)
 
 
-def undecided(
-    gradients: tuple[np.ndarray, np.ndarray], after: tuple[np.ndarray, np.ndarray], limit: float
-) -> np.ndarray:
+def undecided(gradient: Any, moved_gradient: Any, after: Any, moved_after: Any, limit: float) -> np.ndarray:
     """Returns a mask of the elements of a parameter with updates that rounding decides.
 
     Args:
-        gradients: The gradients of the first batch, from the parameters and from `moved` ones.
-        after: The parameter after all steps of both trainings.
+        gradient: Its gradient of the first batch.
+        moved_gradient: The gradient from `moved` parameters.
+        after: The parameter after all steps.
+        moved_after: The parameter after all steps from `moved` parameters.
         limit: The largest difference that `measured_by` can explain.
 
     Returns:
         A mask: the elements with a gradient within the effect of rounding on this array, if the parameter moves by more
         than the limit in one of them; otherwise all False.
     """
-    gradient, other = (np.asarray(each, np.float64) for each in gradients)
-    noise = np.abs(gradient) <= MEASURED_TIMES * np.abs(gradient - other).max(initial=0.0)
-    first, second = (np.asarray(each, np.float64) for each in after)
-    return noise & bool((noise & (np.abs(first - second) > limit)).any())
+    noise = np.abs(gradient) <= MEASURED_TIMES * _apart(gradient, moved_gradient).max(initial=0.0)
+    return noise & bool((noise & (_apart(after, moved_after) > limit)).any())
+
+
+def _apart(array: Any, other: Any) -> np.ndarray:
+    return np.abs(np.asarray(array, np.float64) - np.asarray(other, np.float64))

@@ -51,7 +51,7 @@ def step_for(target, strategy, *, rows, length=2048, vocabulary=1024, remat="ful
 def test_moves_predicted_bytes_and_uses_fused_attention(target, strategy):
     """XLA combines small collectives for GPUs, so their bytes are compared, not their number."""
     step, batch = step_for(target, strategy, rows=16)
-    checked = check_collectives(step, batch, compiles_apart=False)
+    checked = check_collectives(step, batch)
     program = step.compile(batch).as_text()
     assert checked.found
     assert checked.unexpected == ()
@@ -61,7 +61,7 @@ def test_moves_predicted_bytes_and_uses_fused_attention(target, strategy):
 
 def test_ring_keeps_own_attention():
     step, batch = step_for("h100:1x8", {"context": 4, "fsdp": 2}, rows=16)
-    assert check_collectives(step, batch, compiles_apart=False).unexpected == ()
+    assert check_collectives(step, batch).unexpected == ()
     assert "__cudnn" not in step.compile(batch).as_text()
 
 

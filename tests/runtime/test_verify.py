@@ -121,7 +121,7 @@ def test_clipping_is_at_work_at_the_reduced_size(tmp_path, capsys, monkeypatch):
     train = {"steps": 12, "global_batch": 16, "clip_norm": 1000.0}
     code, result = verify(write_config(tmp_path, train=train), capsys=capsys)
     assert (code, result["reduced"]["train.clip_norm"]) == (1, {"from": 1000.0, "to": 0.001})
-    assert "Every gradient is 2 times the reference" in result["first_difference"]["hint"]
+    assert "2 times the reference in every element" in result["first_difference"]["hint"]
 
 
 @pytest.mark.long

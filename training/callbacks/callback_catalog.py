@@ -13,7 +13,7 @@ from annotated_types import Ge
 from ...mesh.errors import UserError, did_you_mean
 from ...parallel.model.user_code import import_function
 from ...parallel.model.user_errors import accepts
-from ...parallel.model.user_options import call_with_options
+from ...parallel.model.user_options import with_options
 from ..run_files import Kind
 from ..times import process_age
 from .callback import EVENTS, METHODS, Callback, Run, implements
@@ -127,7 +127,7 @@ def make_callbacks(
         name = options.pop("name")
         if ":" in name:
             function = import_function(name, f"{key}.name", search_path)
-            callback = call_with_options(function, options, offered, key, f"{key}.name={name!r}")
+            callback = with_options(function, options, offered, key, f"{key}.name={name!r}")()
             check_callback(callback, f"{key}.name={name!r}")
         else:
             callback = CALLBACKS[name](**options)

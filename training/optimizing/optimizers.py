@@ -22,7 +22,7 @@ from ...layouts.paths import in_blocks, leaves_with_paths, map_with_path, match_
 from ...mesh.errors import UserError
 from ...models.frozen import frozen_paths
 from ...parallel.model.user_code import import_function
-from ...parallel.model.user_options import call_with_options
+from ...parallel.model.user_options import with_options
 from .averaging import averaged
 from .groups import KEY, assign, by_group, labels, only
 from .learning_rates import is_plateau, make_learning_rate, scale_on_plateau
@@ -117,7 +117,7 @@ def _user_optimizer(
 ) -> optax.GradientTransformation:
     function = import_function(config.name, "optimizer.name", search_path)
     given = f"optimizer.name={config.name!r}"
-    result = call_with_options(function, config.options, offered, "optimizer.options", given)
+    result = with_options(function, config.options, offered, "optimizer.options", given)()
     if not isinstance(result, optax.GradientTransformation):
         raise UserError(f"{given} must return an optax.GradientTransformation, got a {type(result).__name__}.")
     return result

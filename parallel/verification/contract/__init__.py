@@ -1,5 +1,5 @@
 """The contract between a model and the runtime: sums add up, rows are independent, padding changes nothing.
 
 Input: a model and a few rows. Output: `Breach`es with their measurements and remedies. Read `breaches` first (the
-checks and their messages), then `probe` and `pairs` (the measurements) and `check` (the public function).
+public function, the checks and their messages), then `probe` and `pairs` (the measurements).
 """

@@ -6,19 +6,26 @@
     some gradient is not zero                                   otherwise, training changes nothing
 
 The pairs are measured in float32, near the initial parameters, with a key as in training. If they do not agree, further
-runs find the kind of breach, in float64 if the model supports it: float32 rounding is not a breach.
+runs find the kind of breach, in float64 if the model supports it: float32 rounding is not a breach. `check_model`, the
+public function, also traces the model's functions.
 """
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
+import numpy as np
 from jax import Array
 
 from ....mesh.errors import UserError, docs_url
+from ....mesh.keys import make_key
 from ...model import BlockModel, Model, Params
+from ...options import cast_floats
+from ...sharding.model_errors import check_loss
+from ..reference import HostBatch
 from .pairs import NOTHING, Pair, Pairs
-from .probe import ROWS, HostBatch, Probe, first_rows, nudged, part
+from .probe import ROWS, Probe, compile_quickly, count, first_rows, nudged, part
 from .probe import NotChecked as NotChecked
 from .random_key import check_key, shared_key
 
@@ -32,6 +39,8 @@ NOISE, NARROW_NOISE = 30.0, 3.0
 latter."""
 MANY_ROWS = 64
 """The number of rows without gradients that make a model dead: a few rows may be on the flat side of every unit."""
+CHECKS = ("error", "warn", "off")
+"""The reaction to a breach: an error, a warning, or no check."""
 RESULT = 'Return ((losses * batch["weights"]).sum(), batch["weights"].sum()).'
 
 
@@ -50,6 +59,78 @@ class Breach(NamedTuple):
 
 class ContractError(UserError):
     """A model that breaks the contract."""
+
+
+def check_model(
+    model: Model | BlockModel,
+    batch: HostBatch,
+    *,
+    params: Params | None = None,
+    seed: int = 0,
+    check: str = "error",
+) -> tuple[Breach, ...]:
+    """Checks a model and its contract with the runtime on one device, as `spmdkit train` does.
+
+    Args:
+        model: The model; its parameters are created whole, so pass a small model of the same structure.
+        batch: Host arrays with rows on dim 0, four or more; "example", the index of each row, is added if absent.
+        params: The parameters; by default, those of `model.init`.
+        seed: The seed of the parameters and of the training key.
+        check: "error" raises for a breach, "warn" warns, "off" only traces the model's functions.
+
+    Returns:
+        The breaches of the contract.
+
+    Raises:
+        ModelError: One of the model's functions cannot be called as the runtime calls it.
+        ContractError: The model breaks the contract, with "error"; lists every breach.
+        UserError: The batch has arrays of unequal length, or needs too much memory on one device.
+    """
+    if check not in CHECKS:
+        raise UserError(f"check={check!r} is not one of {', '.join(CHECKS)}.")
+    arrays = {name: np.asarray(array) for name, array in batch.items()}
+    rows = {name: array.shape[0] if array.ndim else "no dim" for name, array in arrays.items()}
+    if len(set(rows.values())) != 1 or "no dim" in rows.values():
+        raise UserError(f"The arrays of a batch have one row for each example on dim 0; these have {rows}.")
+    arrays = {"example": np.arange(count(arrays), dtype=np.int32), **arrays}
+    dtypes = {name: jax.dtypes.canonicalize_dtype(array.dtype) for name, array in arrays.items()}  # int64 as int32
+    check_loss(model, {name: jax.ShapeDtypeStruct(array.shape, dtypes[name]) for name, array in arrays.items()})
+    if check == "off":
+        return ()
+    key = make_key(seed)
+    params = initial_params(model, key) if params is None else params
+    try:
+        broken = breaches(model, params, arrays, jax.random.fold_in(key, 0))
+    except NotChecked as error:
+        raise UserError(f"model {model.name!r}: {error}. Give a smaller model or shorter rows.") from error
+    report(f"model {model.name!r}", broken, check)
+    return broken
+
+
+def initial_params(model: Model | BlockModel, key: Array) -> Params:
+    """Returns float32 initial parameters, whole on the default device, from the generator of `random_key`."""
+    key = check_key(key)
+    return compile_quickly(lambda key: cast_floats(model.init(key), "float32"), key)(key)
+
+
+def report(name: str, broken: Sequence[Breach], check: str) -> None:
+    """Raises an error, warns, or does nothing, depending on `check`.
+
+    Args:
+        name: Names the model: "model.name='mine:make'".
+        broken: The breaches.
+        check: One of `CHECKS`.
+
+    Raises:
+        ContractError: There are breaches, and `check` is "error".
+    """
+    if not broken or check == "off":
+        return
+    message = "\n".join(f"{name} breaks the contract ({breach.kind}): {breach.message}" for breach in broken)
+    if check == "warn":
+        warnings.warn(message, stacklevel=3)
+        return
+    raise ContractError(f"{message} To train it as it is, set model.check: warn, or off.")
 
 
 def breaches(model: Model | BlockModel, params: Params, batch: HostBatch, key: Array) -> tuple[Breach, ...]:
@@ -72,29 +153,19 @@ def breaches(model: Model | BlockModel, params: Params, batch: HostBatch, key: A
     if rows is None:
         return ()
     wide = bool(jax.config.read("jax_enable_x64"))
-    probe = Probe(model, "float64" if wide else "float32", params, rows, check_key(key))
+    probe = Probe(model, "float64" if wide else "float32", params, rows, key)
     first, moves = probe.moves(probe.given, rows)
     if not first.is_finite or first == NOTHING:
         return ()
     found = probe.sums()
     broken: list[Breach] = []
-    if found.whole.is_finite and not _is_right(found, SCREEN):
+    if found.whole.is_finite and not found.are_right(SCREEN):
         exact, bound = _widened(probe)
         found = exact.sums()
         broken += list(_coupled(exact, found, bound)) or _weights(found, bound)
     if not moves:
         broken += _dead(probe, first, batch)
     return tuple(broken)
-
-
-def _is_right(found: Pairs, bound: float) -> bool:
-    """Checks if all pairs that must agree do."""
-    return (
-        found.adds_up(bound)
-        and found.weights_add_up(bound)
-        and found.ignores_padding(bound)
-        and found.whole.weight != 0
-    )
 
 
 def _widened(probe: Probe) -> tuple[Probe, float]:
@@ -157,30 +228,20 @@ def _weights(found: Pairs, bound: float) -> Iterator[Breach]:
     """Yields a breach in the use of weights."""
     zero = found.unweighted or NOTHING
     if found.whole.weight == 0:
-        message = (
-            f"the weight that it returns is 0. {ROWS} rows that have weight give {found.whole}, and the runtime "
-            f"divides by the weight. {RESULT}"
-        )
+        problem, fix = "the weight that it returns is 0", f"The runtime divides by the weight. {RESULT}"
     elif found.adds_a_constant(bound):
-        message = (
-            f"it adds {zero.total:.6g} on every call, whatever the rows weigh: {ROWS} rows give {found.whole}, with "
-            f"weights of zero {zero}. Every device and microbatch would add it again. A penalty on the parameters must "
-            'count as the rows do: add penalty * batch["weights"].sum() to the sum.'
-        )
+        problem = f"it adds {zero.total:.6g} on every call, whatever the rows weigh"
+        fix = 'A penalty on the parameters must count as the rows do: add penalty * batch["weights"].sum() to the sum.'
     elif not found.ignores_padding(bound):
-        message = (
-            f"rows of weight zero count. {ROWS} rows give {found.whole}, with weights of zero {zero}, which must be "
-            "(0, 0): evaluation would count the rows that fill up its last batch. Multiply what each row (or token) "
-            f"loses by its weight, and do not divide by the sum of the weights. {RESULT}"
-        )
+        problem = "rows of weight zero count, such as those that fill up the last batch of an evaluation"
+        fix = f"Multiply what each row (or token) loses by its weight, and do not divide by the weights. {RESULT}"
     elif not found.weights_add_up(bound):
-        message = (
-            f"the weight that it returns does not add up. {_arrangements(found)}. The runtime divides by the sum "
-            f"of all weights. {RESULT} Without weights, the weight is the number of rows."
-        )
+        problem = "the weight that it returns does not add up"
+        fix = f"{RESULT} Without weights, the weight is the number of rows."
     else:
         return
-    yield Breach("weights", message)
+    with_zeros = f", with weights of zero {zero}, which must be (0, 0)" if found.unweighted is not None else ""
+    yield Breach("weights", f"{problem}. {_arrangements(found)}{with_zeros}. {fix}")
 
 
 def _dead(probe: Probe, first: Pair, batch: HostBatch) -> Iterator[Breach]:

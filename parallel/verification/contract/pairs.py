@@ -45,15 +45,20 @@ class Pairs(NamedTuple):
     def adds_up(self, bound: float, constant: float = 0.0) -> bool:
         """Checks if the sums of the losses add up, in any order, except for a constant that every call adds."""
         halves = self.halves._replace(total=self.halves.total - constant)
-        return max(self.apart(other, self.whole).total for other in (halves, self.shuffled)) <= bound
+        return all(self.apart(other, self.whole).total <= bound for other in (halves, self.shuffled))
 
     def weights_add_up(self, bound: float) -> bool:
         """Checks if the weights add up, in any order."""
-        return max(self.apart(other, self.whole).weight for other in (self.halves, self.shuffled)) <= bound
+        return all(self.apart(other, self.whole).weight <= bound for other in (self.halves, self.shuffled))
 
     def ignores_padding(self, bound: float) -> bool:
         """Checks if rows with weights of zero give (0, 0)."""
         return self.unweighted is None or max(self.apart(self.unweighted, NOTHING)) <= bound
+
+    def are_right(self, bound: float) -> bool:
+        """Checks if all pairs that must agree do, and the rows have a weight."""
+        agree = self.adds_up(bound) and self.weights_add_up(bound) and self.ignores_padding(bound)
+        return agree and self.whole.weight != 0
 
     def adds_a_constant(self, bound: float) -> bool:
         """Checks if every call adds the same constant, such as a penalty on the parameters; not if that is all."""

@@ -7,8 +7,8 @@ shuffled     rows 2 0 3 1                 and is the same in any order
 unweighted   rows 0 1 2 3, weights of 0   (0, 0)
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -21,8 +21,10 @@ from ....mesh.keys import make_key
 from ...model import BlockModel, Model, Params
 from ...sharding.batch_rows import record_batch_axes
 from ...sharding.strategies import axes_that_split
+from ..reference import HostBatch, wide_scalar
 from ..rounding import narrowing
 from .pairs import Pair, Pairs
+from .random_key import check_key
 
 ROWS = 4
 ORDER = (2, 0, 3, 1)
@@ -30,8 +32,6 @@ RAGGED = (1.0, 0.5, 0.75, 0.25)
 """Factors of the rows' weights: equal ones hide mistakes."""
 MAX_TEMPORARY_BYTES = 1 << 30
 """The maximum memory of a program of the check besides its arguments."""
-
-HostBatch = Mapping[str, Any]
 
 
 class NotChecked(Exception):
@@ -46,7 +46,7 @@ class Probe:
         dtype: The dtype of parameters and floating-point arrays of a batch: "float32" or "float64".
         params: The parameters that `init` returns.
         rows: Four rows of a batch.
-        key: A key of `random_key`.
+        key: A key as in training; random numbers are drawn by the generator of `random_key`.
     """
 
     def __init__(self, model: Model | BlockModel, dtype: str, params: Params, rows: HostBatch, key: Array) -> None:
@@ -54,7 +54,7 @@ class Probe:
             leaf = np.asarray(leaf)
             return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
-        self.model, self.rows, self.key = model, rows, key
+        self.model, self.rows, self.key = model, rows, check_key(key)
         self.loss = with_first_state(model)
         self.dtype = dtype
         self.given = jax.tree.map(to_host, params)
@@ -102,7 +102,7 @@ class Probe:
 
     def _sums(self, params: Params, rows: Any, key: Array) -> tuple[Array, Array]:
         total, weight, *_ = self.loss(params, rows, key)
-        return _wide(total), _wide(weight)
+        return wide_scalar(total), wide_scalar(weight)
 
     def _differentiate(self, params: Params, rows: Any, key: Array) -> tuple[tuple[Array, Array], Array]:
         sums, gradients = jax.value_and_grad(self._sums, has_aux=True)(params, rows, key)
@@ -123,7 +123,7 @@ class Probe:
         self, name: str, function: Callable[..., Any], params: Params, rows: HostBatch, key: Array | None = None
     ) -> Any:
         key = self.key if key is None else key
-        with jax.enable_x64(True) if self.dtype == "float64" else nullcontext():
+        with jax.enable_x64(self.dtype == "float64"):
             arguments = params, {name: self._prepared(array) for name, array in rows.items()}, key
             signature = name, count(rows), str(key.dtype)
             if signature not in self._compiled:
@@ -207,22 +207,18 @@ def moved(params: Params) -> Params:
 
     Every element is scaled by a random factor within a tenth of 1; zeros become small numbers over 0.
     """
-    return _scaled(params, 0.1, lambda noise: 0.1 + noise / 2)
+    return nudged(params, 0.1, zero=0.1)
 
 
-def nudged(params: Params, by: float) -> Params:
-    """Returns the parameters with every element scaled by a random factor within `by` of 1."""
-    return _scaled(params, by, lambda noise: 0.0)
-
-
-def _scaled(params: Params, by: float, of_zero: Callable[[Any], Any]) -> Params:
+def nudged(params: Params, by: float, zero: float = 0.0) -> Params:
+    """Returns the parameters with every element scaled by a random factor within `by` of 1; zeros become `zero`."""
     random = np.random.default_rng(0)
 
     def scale(leaf: Any) -> Any:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf
         noise = random.uniform(-by, by, leaf.shape)
-        return np.where(leaf == 0, of_zero(noise), leaf * (1 + noise)).astype(leaf.dtype)
+        return np.where(leaf == 0, zero * (1 + noise / (2 * by)), leaf * (1 + noise)).astype(leaf.dtype)
 
     return jax.tree.map(scale, params)
 
@@ -242,7 +238,3 @@ def quick_compilation() -> Iterator[None]:
         yield
     finally:
         jax.config.update("jax_disable_most_optimizations", before)
-
-
-def _wide(scalar: Any) -> Array:
-    return jnp.asarray(scalar, jnp.promote_types(jnp.result_type(scalar), jnp.float32))

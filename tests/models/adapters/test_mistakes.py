@@ -73,11 +73,11 @@ class TestOptions:
         if form == "KerasClass":  # it takes any, and Keras itself refuses
             assert "Unrecognized keyword arguments passed to KerasClass: {'colour': 'red'}" in told
         else:
-            assert told.startswith(f"model.colour is not an option. The options of {form} are width, depth")
+            assert told.startswith(f"model.colour is not an option of {form}. The options are width, depth")
 
     def test_misspelled(self, form, load):
         told = message(load, form, widht=3)
-        assert form == "KerasClass" or "model.widht is not an option. Did you mean model.width?" in told
+        assert form == "KerasClass" or f"model.widht is not an option of {form}. Did you mean width?" in told
         assert f"model.width is required: {form} lacks a default for it." in told
 
     def test_wrong_type(self, form, load):
@@ -98,7 +98,7 @@ def test_a_module_without_a_loss(form):
     told = message(load_model, {"name": f"support.forms_of_names:{form}", "width": 3}, example=example)
     assert "model.loss is missing. Set it to softmax_cross_entropy" in told
     told = message(load_model, {"name": f"support.forms_of_names:{form}", "width": 3, "losss": "squared_error"})
-    assert told.startswith("model.losss is not an option. Did you mean model.loss? The options of ")
+    assert told.startswith(f"model.losss is not an option of {form}. Did you mean loss?")
 
 
 def test_the_argument_that_draws_is_no_option(load):

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from spmdkit.parallel import BlockModel
-from spmdkit.parallel.model import fold_block
 
 BLOCKS = 3
 PARAMS = {
@@ -62,9 +61,3 @@ def test_embed_and_head_see_the_groups_they_read():
 
     total, _ = replace(MODEL, head=tied, head_reads=("embed", "head")).loss(PARAMS, BATCH, None)
     assert float(total) == pytest.approx(2 * (8 * 6 + 2 * (4 * 1 + 2 * 10 + 100)))
-
-
-def test_without_randomness_there_is_no_key_to_fold():
-    assert fold_block(None, jnp.int32(1)) is None
-    keys = [jax.random.key_data(fold_block(jax.random.key(0), index)).tolist() for index in (0, 1)]
-    assert keys[0] != keys[1]

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from spmdkit.parallel.model.loss_sums import LossSums, NotSums, as_sums, state_problem
+from spmdkit.parallel.model.loss_sums import NotSums, as_sums, state_problem
 
 ONE, TWO = jnp.float32(1), jnp.float32(2)
 
@@ -27,12 +27,6 @@ def test_sums_are_as_wide_as_gradients(float64):
     found = as_sums((ONE, TWO, {"accuracy": (ONE, TWO)}), "float64")
     assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("float64")}
     assert as_sums((ONE, TWO), "bfloat16").total.dtype == jnp.float32
-
-
-def test_returns_the_state_unchanged():
-    state = {"count": jnp.int32(3)}
-    assert as_sums(LossSums(ONE, TWO, {}, state)).state is state
-    assert as_sums((ONE, TWO, {}, state)).state is state
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import types
 import pytest
 from spmdkit.mesh import UserError
 from spmdkit.parallel.model.user_code import find_foreign_code, import_named
-from spmdkit.parallel.model.user_options import call_with_options
 
 
 @pytest.fixture
@@ -74,15 +73,6 @@ def test_reports_a_module_that_exits(folder):
     message = r"the module exits the program while it is imported \(SystemExit: 3\)\. Move code"
     with pytest.raises(UserError, match=message):
         import_named("broken:make", "model.name", [folder])
-
-
-def test_reports_the_line_of_a_failing_function(folder):
-    (folder / "raising.py").write_text("def make(width):\n    return [0][width]\n")
-    function = import_named("raising:make", "model.name", [folder])
-    with pytest.raises(UserError) as error:
-        call_with_options(function, {"width": 3}, {}, "model", "model.name='raising:make'")
-    place = f"in {folder}/raising.py, line 2 (return [0][width])"
-    assert str(error.value) == f"model.name='raising:make' fails {place}: IndexError: list index out of range"
 
 
 @pytest.mark.parametrize("name", ["my_model", "my_model:", ":make", "my_model.py:make", "package/layers:make"])

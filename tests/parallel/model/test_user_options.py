@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 from spmdkit.mesh import UserError
-from spmdkit.parallel.model.user_options import call_with_options, find_parameters, takes_option, with_options
+from spmdkit.parallel.model.user_options import find_parameters, takes_option, with_options
 
 
 def make(width, *, vocabulary=0, depth=1):
@@ -19,32 +19,32 @@ def names(function):
 
 def problems(function, options, **more):
     with pytest.raises(UserError) as error:
-        call_with_options(function, options, {}, "model", **more)
+        with_options(function, options, {}, "model", **more)()
     return str(error.value).splitlines()
 
 
 def test_passes_options_and_values_of_the_run():
     offered = {"vocabulary": 256, "length": 32, "depth": None}
-    assert call_with_options(make, {"width": 3}, offered, "model") == {"width": 3, "vocabulary": 256, "depth": 1}
-    assert call_with_options(make, {"width": 3, "vocabulary": 5}, offered, "model")["vocabulary"] == 5
+    assert with_options(make, {"width": 3}, offered, "model")() == {"width": 3, "vocabulary": 256, "depth": 1}
+    assert with_options(make, {"width": 3, "vocabulary": 5}, offered, "model")()["vocabulary"] == 5
 
 
 def test_reports_all_wrong_options_at_once():
     assert problems(make, {"detph": 2, "x": 1}) == [
-        "model.detph is not an option. Did you mean model.depth? The options of make are width, vocabulary, depth.",
-        "model.x is not an option. The options of make are width, vocabulary, depth.",
+        "model.detph is not an option of make. Did you mean depth?",
+        "model.x is not an option of make. The options are width, vocabulary, depth.",
         "model.width is required: make lacks a default for it.",
     ]
-    assert problems(lambda: 0, {"x": 1}) == ["model.x is not an option. <lambda> takes none."]
+    assert problems(lambda: 0, {"x": 1}) == ["model.x is not an option of <lambda>. The options are none."]
 
 
 def test_proposes_other_keys_of_the_section():
     (message,) = problems(make, {"width": 1, "losss": "x"}, beside=("loss",))
-    assert message.startswith("model.losss is not an option. Did you mean model.loss? The options of make are width, ")
+    assert message.startswith("model.losss is not an option of make. Did you mean loss?")
 
 
 def test_keyword_arguments_take_any_option():
-    assert call_with_options(lambda **options: options, {"a": 1}, {"length": 2}, "model") == {"a": 1}
+    assert with_options(lambda **options: options, {"a": 1}, {"length": 2}, "model")() == {"a": 1}
 
 
 class CallsItself(type):
@@ -107,7 +107,7 @@ def test_unknown_signatures_have_no_options():
 
 
 def test_partial_applications_supply_required_options():
-    assert call_with_options(partial(Other, width=3), {"key": 1}, {}, "model").width == 3
+    assert with_options(partial(Other, width=3), {"key": 1}, {}, "model")().width == 3
     assert problems(partial(Other, key=3), {}) == ["model.width is required: Other lacks a default for it."]
 
 
@@ -123,20 +123,20 @@ def test_rejects_types_that_differ_from_annotations(value, got):
 
 @pytest.mark.parametrize("options", [{"width": 3}, {"width": 3.0, "rate": 1}, {"width": 0, "rate": None}])
 def test_accepts_the_types_of_annotations(options):
-    assert call_with_options(Fields, options, {}, "model") == Fields(**options)
+    assert with_options(Fields, options, {}, "model")() == Fields(**options)
 
 
 def test_ignores_other_annotations():
     def plain(a: "int | list" = 0, b: dict | None = None, c: "Fields" = None):
         return a, b, c
 
-    assert call_with_options(plain, {"a": "x", "b": 3, "c": 4}, {}, "model") == ("x", 3, 4)
+    assert with_options(plain, {"a": "x", "b": 3, "c": 4}, {}, "model")() == ("x", 3, 4)
 
 
 def test_parameters_passed_later_are_not_options():
     made = with_options(Other, {"width": 3}, {"key": 5}, "model", later=("key",))
     assert (made(key=7).width, made(key=7).key) == (3, 7)
-    with pytest.raises(UserError, match=r"model.key is not an option. The options of Other are width"):
+    with pytest.raises(UserError, match=r"model.key is not an option of Other. The options are width"):
         with_options(Other, {"width": 3, "key": 1}, {}, "model", later=("key",))
-    with pytest.raises(UserError, match=r"model.width is not an option. Other takes none"):
+    with pytest.raises(UserError, match=r"model.width is not an option of Other. The options are none"):
         with_options(Other, {"width": 3}, {}, "model", later=("key",), hidden=("width",))

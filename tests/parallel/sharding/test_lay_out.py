@@ -1,10 +1,13 @@
 """From a strategy to layouts: what FSDP splits, what rules override, and every mistake said at once."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
 from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.parallel import BlockModel, FSDPConfig, Model, Precision, lay_out
+from spmdkit.parallel.sharding.default_layout import model_axes
 from spmdkit.parallel.sharding.lay_out import abstract_parameters
 from support import toy
 
@@ -135,18 +138,6 @@ def test_a_rule_cannot_split_the_blocks_over_the_batch():
         )
 
 
-def test_a_rule_that_matches_nothing_is_a_mistake():
-    with pytest.raises(LayoutError, match=r"blocks/upp.*blocks/up"):
-        lay_out(toy.BLOCK_MODEL, {"fsdp": 8}, rules={"blocks/upp": [None, None, "fsdp"]})
-
-
-def test_meshes_and_mappings_mean_the_same():
-    by_mesh = lay_out(toy.PLAIN_MODEL, DeviceMesh.of(data=8))
-    by_mapping = lay_out(toy.PLAIN_MODEL, {"data": -1})
-    assert by_mesh == by_mapping
-    assert by_mesh.batch_axes == ("data",)
-
-
 def test_foreign_axes_need_a_distribution():
     mesh = DeviceMesh((8,), ("rows",))
     with pytest.raises(ValueError, match=r"\['rows'\] that do not belong to any strategy.*ModelParallel"):
@@ -159,13 +150,6 @@ def test_rules_given_twice():
     layout_map["head/out"] = (None, "model")
     with pytest.raises(ValueError, match="given twice"):
         lay_out(toy.BLOCK_MODEL, ModelParallel(layout_map=layout_map), rules={"head/out": [None, None]})
-
-
-def test_an_axis_that_nothing_uses():
-    layout_map = LayoutMap(DeviceMesh((2, 4), ("batch", "model")))
-    layout_map[".*"] = ()
-    with pytest.raises(LayoutError, match="model"):
-        lay_out(toy.BLOCK_MODEL, ModelParallel(layout_map=layout_map))
 
 
 def test_stored_dtype_decides_the_bytes():
@@ -185,7 +169,9 @@ def test_a_mesh_may_name_the_axes_inside_a_model():
         assert by_mesh.table == lay_out(MODEL, {axis: 2}, devices=toy.devices(2)).table
 
 
-def test_why_a_parameter_is_whole():
-    table = rows({"pipe": 2}, model=MODEL, devices=toy.devices(2))
-    assert (table["embed/tokens"].rule, table["blocks/mlp/up"].rule) == ("whole", "pipe: dim 0")
-    assert rows({"data": 8})["head/out"].rule == "data: whole"
+def test_a_rule_of_the_model_is_for_whole_paths():
+    model = replace(toy.BLOCK_MODEL, rules={"blocks/(up|gate)": (None, None, "tensor"), "head/out": (None, "tensor")})
+    assert model_axes(model, "blocks/up") == (None, None, "tensor")
+    for path in ("blocks/up_bias", "other/blocks/up", "embed/table"):
+        assert model_axes(model, path) == ()
+    assert model_axes(toy.PLAIN_MODEL, "blocks/up") == ()

@@ -2,7 +2,6 @@
 
 import jax
 import numpy as np
-import pytest
 from jax.sharding import PartitionSpec
 from spmdkit.parallel.context import ContextConfig
 from spmdkit.parallel.expert import ExpertConfig
@@ -13,19 +12,6 @@ from support import toy
 
 LENGTH = 16
 TENSOR, CONTEXT, EXPERT = TensorConfig(size=2), ContextConfig(size=2), ExpertConfig(size=2)
-
-
-@pytest.mark.parametrize(
-    ("parallel", "anything", "positions"),
-    [
-        (ParallelContext(), False, False),
-        (ParallelContext(tensor=TENSOR), True, True),
-        (ParallelContext(context=CONTEXT), True, True),
-        (ParallelContext(expert=EXPERT), True, False),
-    ],
-)
-def test_axes_that_split_rows_parameters_and_work(parallel, anything, positions):
-    assert (parallel.splits_anything, parallel.splits_positions) == (anything, positions)
 
 
 def test_lists_options_that_send_to_neighbors():

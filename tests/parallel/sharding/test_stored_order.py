@@ -34,6 +34,7 @@ def test_state_without_stages_stays_as_it_is():
         assert order.to_model(tree) is tree
         assert order.to_stored(tree, tree) is tree
         assert order.abstract_model(tree) is tree
+        assert order.reordered is None
 
 
 def test_a_model_whose_init_stores_its_blocks_stage_by_stage():
@@ -93,10 +94,3 @@ def test_a_factored_moment_has_its_blocks_on_dim_0_and_others_stay():
 def test_blocks_may_be_counted_by_another_dim():
     stored = {"blocks": {"v": placed(np.array([[0.0, 3, 1, 2]] * 3), None, "pipe")}}
     assert order(4).to_model(stored)["blocks"]["v"].tolist() == [[0, 1, 2, 3]] * 3
-
-
-@pytest.mark.parametrize("none", [StoredOrder(None), order(4, "1f1b")], ids=["no stages", "the model's order"])
-def test_natural_order_moves_nothing(none):
-    tree = {"blocks": {"up": placed([0.0, 1, 2, 3], "pipe")}}
-    assert none.reordered is None
-    assert none.to_model(tree) is none.to_stored(tree, tree) is none.abstract_model(tree) is tree

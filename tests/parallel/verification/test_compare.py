@@ -6,7 +6,6 @@ from functools import cache
 
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 from spmdkit.parallel import FSDPConfig, Precision, verify
 from spmdkit.parallel.verification.result import NO_GRADIENT, NOT_FINITE
@@ -75,14 +74,6 @@ def test_dropout_matches_one_device():
 
 
 @pytest.mark.slow
-def test_accepts_collectives_of_optimizer_that_combines_elements():
-    result = verified(optimizer=optax.chain(optax.scale_by_param_block_norm(), optax.sgd(0.1)))
-    assert result.ok, str(result)
-    assert result.collectives.left_to_xla
-    assert "left to XLA" in str(result)
-
-
-@pytest.mark.slow
 def test_blocks_accumulation_and_rules_over_an_axis_of_xla():
     strategy = {"data": 2, "fsdp": FSDPConfig(size=2, floor_bytes=256), "tensor": {"size": 2}}
     rules = {"blocks/up": (None, "fsdp", "tensor")}
@@ -101,9 +92,6 @@ def test_reports_nonfinite_model():
     result = verified(replace(MODEL, loss=broken))
     found(result, NOT_FINITE, "", "It is nan on one device as well")
     json.dumps(result.to_json(), allow_nan=False)
-
-
-# What the model does on one device already
 
 
 @pytest.mark.slow
@@ -128,9 +116,6 @@ def test_finds_rows_that_depend_on_each_other():
     result = verified(replace(MODEL, loss=normed))
     first = found(result, "loss", "", "The model, not the strategy: on one device as well", "its rows depend on each")
     assert "is not counted" not in first.hint
-
-
-# What a run says of itself
 
 
 def test_lists_proved_and_unchecked_parts():

@@ -5,13 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from spmdkit.parallel.step.state import StepMetrics
 from spmdkit.parallel.verification.causality import Future
 from spmdkit.parallel.verification.collective_check import CollectiveCheck
 from spmdkit.parallel.verification.compare import _worst_report
 from spmdkit.parallel.verification.diagnosis import first_difference
 from spmdkit.parallel.verification.differences import LeafError
-from spmdkit.parallel.verification.reference import Reference, Sums
+from spmdkit.parallel.verification.reference import Reference, Sums, report
 from spmdkit.parallel.verification.result import (
     MAX_SHOWN,
     NEVER_CHECKED,
@@ -55,12 +54,13 @@ BEYOND = replace(
 """The same with the checks after the steps."""
 OFF = Difference(what="gradients", where="first", relative=0.5, hint="Devices hold different values.")
 FIRST = {"first": np.array([1.0, 2.0]), "second": np.array([[3.0]])}
+REPORTS = report(2.0, 0.5, 8.0, {"hits": 4.0}), report(1.5, 0.25, 8.0, {"hits": 2.0})
 LAST = {"first": np.array([2.0, 4.0]), "second": np.array([[6.0]])}
 
 
 def reference(gradients=FIRST, params=LAST):
     """Two steps on one device."""
-    return Reference((2.0, 1.5), (8.0, 8.0), (0.5, 0.25), ({}, {}), Sums(16.0, 8.0, gradients), params, ())
+    return Reference(REPORTS, Sums(16.0, 8.0, gradients), params, ())
 
 
 def line(result, start):
@@ -191,7 +191,7 @@ def test_names_unchanged_parameters():
     assert "updates of what does not move on one device (first)" in texts
     many = {name: np.zeros(1) for name in "abcdefg"}
     texts = unchecked(BEYOND, of=reference(many, many), params=many)
-    assert "gradients that are zero on one device (a, b, c, d, e and 2 more)" in texts
+    assert "gradients that are zero on one device (a, b, c and 4 more)" in texts
 
 
 @pytest.mark.parametrize("number", range(len(ERRORS)), ids=list(ERRORS))
@@ -222,13 +222,14 @@ def test_reports_missing_gradients_first_and_collectives_last():
 
 
 def test_finds_largest_error_of_reported_metrics():
-    right = [StepMetrics(2.0, 0.5, 8.0), StepMetrics(1.5, 0.25, 8.0)]
-
-    def worst(first=right[0], second=right[1]):
-        error, _, name = _worst_report([first, second], reference(), 1e-9)
+    def worst(step=0, **wrong):
+        reports = list(REPORTS)
+        reports[step] = reports[step] | {name.replace("_", " "): value for name, value in wrong.items()}
+        error, _, name = _worst_report(reports, reference(), 1e-9)
         return error, name
 
     assert worst()[0] == 0
-    assert worst(second=right[1]._replace(weight=10.0)) == (0.25, "weight of step 1")
-    assert worst(right[0]._replace(grad_norm=0.75)) == (0.5, "gradient norm of step 0")
-    assert worst(right[0]._replace(loss=3.0)) == (0.5, "loss of step 0")
+    assert worst(1, weight=10.0) == (0.25, "weight of step 1")
+    assert worst(gradient_norm=0.75) == (0.5, "gradient norm of step 0")
+    assert worst(loss=3.0) == (0.5, "loss of step 0")
+    assert worst(1, **{"metric_'hits'": 3.0}) == (0.5, "metric 'hits' of step 1")

@@ -105,10 +105,10 @@ def test_masks_elements_with_update_decided_by_rounding():
     gradient = np.array([1e-17, -2e-17, 0.5])
     other = gradient + np.array([3e-17, 1e-17, 1e-17])
     after, flipped = np.array([1.0, 2.0, 3.0]), np.array([1.5, 2.0, 3.0])
-    assert undecided((gradient, other), (after, flipped), 1e-6).tolist() == [True, True, False]
-    assert not undecided((gradient, other), (after, after), 1e-6).any(), "no element moves"
+    assert undecided(gradient, other, after, flipped, 1e-6).tolist() == [True, True, False]
+    assert not undecided(gradient, other, after, after, 1e-6).any(), "no element moves"
     flipped = np.array([1.0, 2.0, 3.5])
-    assert not undecided((gradient, other), (after, flipped), 1e-6).any(), "its gradient is no rounding"
+    assert not undecided(gradient, other, after, flipped, 1e-6).any(), "its gradient is no rounding"
 
 
 WIDTH, ROWS, PLACES, SMALL = 8, 16, 32, 1e-4

@@ -8,7 +8,7 @@ import optax
 import pytest
 from jax import lax
 from spmdkit.mesh.device_mesh import DeviceMesh
-from spmdkit.parallel import BlockModel, Collective, FSDPConfig, Precision, build_step, census, lay_out
+from spmdkit.parallel import Collective, FSDPConfig, Precision, build_step, census, lay_out
 from spmdkit.parallel.xla.census import Call, calls_of, computations_of
 from support import toy
 
@@ -52,14 +52,6 @@ def test_fsdp_gathers_twice_and_scatters_once_a_block(remat):
     ]
 
 
-def test_microbatches_repeat_what_blocks_move():
-    assert found({"fsdp": fsdp(8)}, accumulate=2) == [
-        Collective("all-gather", ("fsdp",), 2 * 2 * 2 * 3 + 2, 2 * 2 * 3 * BLOCK_BYTES + OUTER_BYTES),
-        Collective("all-reduce", ("fsdp",), 1, SCALE_BYTES + SCALARS + 4),
-        Collective("reduce-scatter", ("fsdp",), 2 * (2 * 3 + 2), 2 * (3 * BLOCK_BYTES + OUTER_BYTES)),
-    ]
-
-
 def test_hsdp_reduces_shards_over_data_once():
     shards = (3 * BLOCK_BYTES + OUTER_BYTES) // 4
     assert found({"data": 2, "fsdp": fsdp(4)}) == [
@@ -68,28 +60,6 @@ def test_hsdp_reduces_shards_over_data_once():
         Collective("all-reduce", ("data", "fsdp"), 2, SCALE_BYTES + SCALARS + 4),
         Collective("reduce-scatter", ("fsdp",), 8, 3 * BLOCK_BYTES + OUTER_BYTES),
     ]
-
-
-def test_a_plain_model_gathers_each_leaf_once():
-    whole = 3 * BLOCK_BYTES + OUTER_BYTES
-    layouts = {"fsdp": FSDPConfig(size=8, floor_bytes=1024)}
-    lines = found(layouts, model=toy.PLAIN_MODEL)
-    assert lines[0] == Collective("all-gather", ("fsdp",), 4, whole)
-    assert lines[2] == Collective("reduce-scatter", ("fsdp",), 4, whole)
-
-
-@pytest.mark.slow
-def test_tied_tables_are_gathered_and_scattered_once():
-    def init(key):
-        params = toy.init(key)
-        return {**params, "head": {}}
-
-    model = BlockModel(
-        init=init, embed=toy.embed, block=toy.block, head=toy.tied_head, num_blocks=3, head_reads=("embed", "head")
-    )
-    lines = found({"fsdp": fsdp(8)}, model=model)
-    assert lines[0].count == 2 * 2 * 3 + 1
-    assert lines[2].count == 2 * 3 + 1
 
 
 def test_bfloat16_gathers_travel_as_float32_on_cpu():
@@ -111,58 +81,50 @@ WHILE = '  %w = f32[8] while(%p), condition=%c, body=%body, backend_config={"kno
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"),
+    ("groups", "axes"),
     [
-        ("%a = f32[8]{0} all-reduce(%p), replica_groups={{0,1,2,3},{4,5,6,7}}", ("all-reduce", ("fsdp",), 5, 160)),
-        ("%a = f32[8]{0} all-reduce(%p), replica_groups={{0,4},{1,5},{2,6},{3,7}}", ("all-reduce", ("data",), 5, 160)),
-        ("%a = f32[8]{0} all-reduce(%p), replica_groups=[2,4]<=[8]", ("all-reduce", ("fsdp",), 5, 160)),
-        ("%a = f32[8]{0} all-reduce(%p), replica_groups=[4,2]<=[2,4]T(1,0)", ("all-reduce", ("data",), 5, 160)),
-        ("%a = f32[8]{0} all-reduce(%p), replica_groups={}", ("all-reduce", ("data", "fsdp"), 5, 160)),
-        (
-            "%a = f32[8]{0} all-reduce(%p), replica_groups=mesh['data'=2,'fsdp'=4] {'fsdp'}",
-            ("all-reduce", ("fsdp",), 5, 160),
-        ),
-        (
-            "%a = f32[8]{0} all-reduce(%p), replica_groups=mesh['x'=4,'y'=2], device_ids=([2,4]T(1,0)) {'y'}",
-            ("all-reduce", ("data",), 5, 160),
-        ),
-        (
-            "%a = f32[8]{0} all-reduce(%p), replica_groups=mesh['all'=8] {'all':(1)2}",
-            ("all-reduce", ("data",), 5, 160),
-        ),
-        ("%a = (f32[8]{0}, bf16[4]{0}) all-reduce(%p, %q), replica_groups={{0,1}}", ("all-reduce", ("fsdp",), 5, 200)),
-        (
-            "%a = (f32[2]{0}, f32[8]{0}) all-gather-start(%p), replica_groups={{0,1,2,3},{4,5,6,7}}",
-            ("all-gather", ("fsdp",), 5, 160),
-        ),
-        ("%a = f32[2]{0} reduce-scatter(%p), replica_groups={{0,1,2,3}}", ("reduce-scatter", ("fsdp",), 5, 160)),
-        (
-            "%a = f32[8]{0} collective-permute(%p), source_target_pairs={{0,1},{1,2},{2,3},{3,0}}",
-            ("collective-permute", ("fsdp",), 5, 160),
-        ),
-        ("%a = f32[8]{0} all-reduce-done(%p)", None),
-        ("%a = f32[8]{0} all-reduce(%p), replica_groups={{0},{1},{2},{3},{4},{5},{6},{7}}", None),
+        ("{{0,1,2,3},{4,5,6,7}}", ("fsdp",)),
+        ("{{0,4},{1,5},{2,6},{3,7}}", ("data",)),
+        ("[2,4]<=[8]", ("fsdp",)),
+        ("[4,2]<=[2,4]T(1,0)", ("data",)),
+        ("{}", ("data", "fsdp")),
+        ("mesh['data'=2,'fsdp'=4] {'fsdp'}", ("fsdp",)),
+        ("mesh['x'=4,'y'=2], device_ids=([2,4]T(1,0)) {'y'}", ("data",)),
+        ("mesh['all'=8] {'all':(1)2}", ("data",)),
     ],
 )
-def test_reading_xlas_text(line, expected):
-    text = HEADER.format(line=line, call=WHILE)
-    mesh = DeviceMesh((2, 4), ("data", "fsdp"))
-    assert census(text, mesh) == ((Collective(*expected),) if expected else ())
+def test_reads_groups_in_each_notation(groups, axes):
+    text = HEADER.format(line=f"%a = f32[8]{{0}} all-reduce(%p), replica_groups={groups}", call=WHILE)
+    assert census(text, DeviceMesh((2, 4), ("data", "fsdp"))) == (Collective("all-reduce", axes, 5, 160),)
+
+
+GROUPS = "replica_groups={{0,1,2,3},{4,5,6,7}}"
+RING = "source_target_pairs={{0,1},{1,2},{2,3},{3,0}}"
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "size"),
+    [
+        (f"(f32[8]{{0}}, bf16[4]{{0}}) all-reduce(%p, %q), {GROUPS}", "all-reduce", 200),
+        (f"(f32[2]{{0}}, f32[8]{{0}}) all-gather-start(%p), {GROUPS}", "all-gather", 160),
+        (f"f32[2]{{0}} reduce-scatter(%p), {GROUPS}", "reduce-scatter", 160),
+        (f"f32[8]{{0}} collective-permute(%p), {RING}", "collective-permute", 160),
+        ("f32[8]{0} all-reduce-done(%p)", None, 0),
+        ("f32[8]{0} all-reduce(%p), replica_groups={{0},{1},{2},{3},{4},{5},{6},{7}}", None, 0),
+    ],
+)
+def test_reads_kinds_and_bytes(line, kind, size):
+    found = census(HEADER.format(line=f"%a = {line}", call=WHILE), DeviceMesh((2, 4), ("data", "fsdp")))
+    assert found == ((Collective(kind, ("fsdp",), 5, size),) if kind else ())
 
 
 @pytest.mark.parametrize(
     ("line", "calls"),
     [
-        (
-            '%w = (s32[]) while(%t), condition=%c, body=%b.3, backend_config={"known_trip_count":{"n":"5"}}',
-            [("b.3", Fraction(5))],
-        ),
-        (
-            '%w = () while(%t), condition=%c, body=%b, metadata={op_name="x/turns_3_of_8/while"}',
-            [("b", Fraction(3, 8))],
-        ),
-        ("%w = (s32[]) while(%t), condition=%c, body=%b", [("b", Fraction(1))]),
-        ("%f = f32[] fusion(%x), kind=kLoop, calls=%fused", [("fused", Fraction(1))]),
+        ('%w = () while(%t), condition=%c, body=%b.3, backend_config={"known_trip_count":{"n":"5"}}', [("b.3", 5)]),
+        ('%w = () while(%t), body=%b, metadata={op_name="x/turns_3_of_8/while"}', [("b", Fraction(3, 8))]),
+        ("%w = (s32[]) while(%t), condition=%c, body=%b", [("b", 1)]),
+        ("%f = f32[] fusion(%x), kind=kLoop, calls=%fused", [("fused", 1)]),
         ("%i = f32[] conditional(%p), branch_computations={%one, %two}", [("one", 1), ("two", 1)]),
         ("%i = f32[] conditional(%p), true_computation=%t, false_computation=%f", [("t", 1), ("f", 1)]),
         ("%a = f32[] add(%x, %y)", []),

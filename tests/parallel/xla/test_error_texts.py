@@ -9,7 +9,6 @@ from spmdkit.parallel.xla.error_texts import (
     NESTED,
     NOT_AN_ARRAY,
     UNTYPED,
-    Differing,
     differing_result,
     matches,
 )
@@ -47,10 +46,7 @@ def test_recognizes_values_that_are_not_arrays():
 def test_a_result_that_differs_between_devices():
     with pytest.raises(ValueError) as error:
         jax.eval_shape(on_two(lambda x: ({"up": x},), P("data"), P()), jnp.ones(4))
-    found = differing_result(error.value)
-    assert isinstance(found, Differing)
-    assert found.found == ("data",)
-    assert "data" not in found.expected
+    assert differing_result(error.value) == ("", {"data"})
     assert differing_result(ValueError("out_specs")) is None
 
 

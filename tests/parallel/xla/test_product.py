@@ -19,12 +19,6 @@ def test_value_and_gradients_are_those_of_autodiff(float64):
         np.testing.assert_allclose(mine, theirs, rtol=1e-13)
 
 
-def test_gradients_keep_the_dtype_of_what_they_belong_to():
-    x, weight = jnp.ones((2, 3, 4), jnp.bfloat16), jnp.ones((4, 5), jnp.bfloat16)
-    gradients = jax.grad(lambda x, weight: product(x, weight).sum(), argnums=(0, 1))(x, weight)
-    assert [gradient.dtype for gradient in gradients] == [jnp.bfloat16] * 2
-
-
 def test_backward_goes_on_once_the_matrix_has_its_gradient():
     """The gradient of the activations alone takes one product; made after that of the matrix, it takes two."""
 

@@ -77,14 +77,6 @@ def test_on_simulated_devices_every_hop_is_an_all_to_all_of_its_group(name):
     assert along(here, "collective-permute", pipe=True) == along(there, "collective-permute", pipe=True)
 
 
-@pytest.mark.slow
-def test_ring_without_pipeline_uses_permutes():
-    step = built("attention", "cpu", ())
-    assert kinds("attention", beside=())["all_to_all"] == 0
-    assert not along(step.cost(ABSTRACT), "all-to-all")
-    assert step.plan.notes == ()
-
-
 def test_notes_list_program_differences():
     (note,) = built("both").plan.notes
     assert note == (

@@ -68,7 +68,7 @@ def test_creates_the_users_callback(own):
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"name": "own_callbacks:make", "facto": 3}, "facto is not an option. Did you mean callbacks.0.factor?"),
+        ({"name": "own_callbacks:make", "facto": 3}, "facto is not an option of make. Did you mean factor?"),
         ({"name": "own_callbacks:mak"}, "callbacks.0.name='own_callbacks:mak': .* not define mak. Did you mean make?"),
         ({"name": "own_callbacks:wrong"}, "Wrong.on_epoch_ends is not an event. Did you mean on_epoch_end?"),
         ({"name": "own_callbacks:few"}, r"Few.on_step_end\(run\) cannot be called with \(run, record\). Define it as"),

@@ -131,7 +131,7 @@ def test_rejects_invalid_own_optimizers(user_module):
         make_optimizer(OptimizerConfig(name="mine:make"), 10, {})
     with pytest.raises(ValueError, match=r"optimizer.name='mine:value' is a int, not a function"):
         make_optimizer(OptimizerConfig(name="mine:value"), 10, {})
-    with pytest.raises(ValueError, match=r"b3 is not an option. The options of adabelief are learning_rate, b1"):
+    with pytest.raises(ValueError, match=r"b3 is not an option of adabelief. The options are learning_rate, b1"):
         make_optimizer(OptimizerConfig(name="optax:adabelief", options={"b3": 1}), 10, {})
 
 

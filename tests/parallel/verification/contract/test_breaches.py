@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from spmdkit.models import MoEConfig, TransformerConfig, moe, transformer
 from spmdkit.parallel import Model
 from spmdkit.parallel.verification.contract.breaches import breaches
 from support import toy
@@ -128,15 +127,15 @@ BROKEN = {
     ),
     "number of rows": (
         *(of_rows(lambda each, batch: (weighted(each, batch)[0], jnp.float32(len(each)))), "weights"),
-        *("with weights of zero (0, 4), which must be (0, 0)", "rows that fill up its last batch"),
+        *("with weights of zero (0, 4), which must be (0, 0)", "rows of weight zero count"),
     ),
     "divided": (
         *(of_sums(lambda total, weight, params: (total / weight * weight, weight)), "weights"),
-        *("with weights of zero (nan, 0)", "do not divide by the sum of the weights"),
+        *("with weights of zero (nan, 0)", "do not divide by the weights"),
     ),
     "no weight": (
         *(of_sums(lambda total, weight, params: (total, 0 * weight)), "weights"),
-        "the weight that it returns is 0. 4 rows that have weight give (",
+        "the weight that it returns is 0. 4 rows give (",
     ),
     "penalty": (
         *(of_sums(lambda total, weight, params: (total + penalty(params), weight)), "weights"),
@@ -187,9 +186,6 @@ def test_finds_breaches_behind_head_of_zeros():
         assert [breach.kind for breach in found(loss, make=zeros)] == [kind]
 
 
-# Models that are right
-
-
 def test_right_models_pass():
     weighted_penalty = of_sums(lambda total, weight, params: (total + penalty(params) * weight, weight))
     for loss in (right, dropout_of_each_row, weighted_penalty):
@@ -213,10 +209,8 @@ def test_checks_batch_without_weights():
     rows = {name: array for name, array in batch().items() if name != "weights"}
     assert found(sums(lambda batch: jnp.float32(len(batch["targets"]))), rows) == ()
     (breach,) = found(sums(lambda batch: jnp.float32(1)), rows)
-    assert (breach.kind, "the weight that it returns does not add up. 4 rows give (" in breach.message) == (
-        "weights",
-        True,
-    )
+    assert breach.kind == "weights"
+    assert "the weight that it returns does not add up. 4 rows give (" in breach.message
     (breach,) = found(lambda params, batch, key: (losses(hidden(params, batch), params, batch).mean(), 1.0), rows)
     assert breach.kind == "mean"
 
@@ -295,36 +289,14 @@ def test_ignores_choices_that_few_bits_flip():
     assert found(nearest, language(length=64), make=make) == ()
 
 
-def language(rows=4, length=8, packed=False):
+def language(rows=4, length=8):
     random = np.random.default_rng(0)
-    made = {
+    return {
         "inputs": random.integers(0, 32, (rows, length)).astype(np.int32),
         "targets": random.integers(0, 32, (rows, length)).astype(np.int32),
         "weights": (random.random((rows, length)) < 0.7).astype(np.float32),
         "example": np.arange(7, 7 + rows, dtype=np.int64),
     }
-    if packed:
-        made["segments"] = np.sort(random.integers(0, 3, (rows, length)), axis=1).astype(np.int32)
-        made["positions"] = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
-    return made
-
-
-SIZES = {"vocabulary": 32, "length": 8, "layers": 1, "width": 16, "heads": 2, "mlp_width": 16, "dropout": 0.2}
-
-
-@pytest.mark.parametrize(
-    ("model", "rows"),
-    [
-        (transformer(TransformerConfig(**SIZES)), language()),
-        (transformer(TransformerConfig(**SIZES)), language(packed=True)),
-        (moe(MoEConfig(**SIZES, experts=4)), language()),
-        (moe(MoEConfig(**SIZES, experts=4, capacity_factor=0.0)), language()),
-    ],
-    ids=["transformer", "packed", "capacity", "dropless"],
-)
-@pytest.mark.slow
-def test_built_in_model_passes(model, rows):
-    assert found(model, rows) == ()
 
 
 @pytest.mark.slow

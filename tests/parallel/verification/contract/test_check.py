@@ -9,13 +9,11 @@ import pytest
 from spmdkit.mesh.errors import UserError
 from spmdkit.mesh.keys import make_key
 from spmdkit.parallel import Model
-from spmdkit.parallel.verification.contract import check as file
+from spmdkit.parallel.verification.contract import breaches as file
 from spmdkit.parallel.verification.contract import probe as probe_file
-from spmdkit.parallel.verification.contract.breaches import Breach, ContractError, NotChecked
-from spmdkit.parallel.verification.contract.check import check_model, report
+from spmdkit.parallel.verification.contract.breaches import Breach, ContractError, check_model, report
 from spmdkit.parallel.verification.contract.pairs import Pair, Pairs
 from spmdkit.parallel.verification.contract.probe import ROWS, Probe, count, first_rows, moved, quick_compilation
-from spmdkit.parallel.verification.contract.probe import NotChecked as ProbeNotChecked
 from spmdkit.parallel.verification.contract.random_key import check_key, shared_key
 
 BATCH = {"inputs": np.ones((4, 3), np.float32), "weights": np.ones(4, np.float32)}
@@ -100,11 +98,8 @@ def test_uses_given_or_drawn_parameters(measured):
 
 
 def test_rejects_model_that_needs_too_much_memory(monkeypatch):
-    def too_large(*given):
-        raise NotChecked("4 rows on one device need 3.0 GiB")
-
-    monkeypatch.setattr(file, "breaches", too_large)
-    with pytest.raises(UserError, match=r"model 'mine': 4 rows on one device need 3.0 GiB. Give a smaller model"):
+    monkeypatch.setattr(probe_file, "MAX_TEMPORARY_BYTES", -1)
+    with pytest.raises(UserError, match=r"model 'mine': 4 rows on one device need 0.0 GiB. Give a smaller model"):
         check_model(MODEL, BATCH)
 
 
@@ -161,12 +156,6 @@ def test_float64_probe_keeps_integers_narrow():
     probe(replace(PROBE_MODEL, loss=recording), "float64").pair(PROBE_BATCH)
     assert seen == {"inputs": "float64", "weights": "float64", "n": "int32"}
     assert not jax.config.jax_enable_x64
-
-
-def test_skips_rows_that_need_too_much_memory(monkeypatch):
-    monkeypatch.setattr(probe_file, "MAX_TEMPORARY_BYTES", -1)
-    with pytest.raises(ProbeNotChecked, match=r"^4 rows on one device need 0.0 GiB$"):
-        probe().sums()
 
 
 def test_selects_first_rows_with_weight_and_makes_weights_ragged():

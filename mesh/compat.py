@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jaxlib.version
@@ -76,7 +76,7 @@ def answer_cudnn_checks(capability: str, cudnn_version: int) -> Iterator[None]:
 
     Args:
         capability: The compute capability of the GPU, such as "9.0".
-        cudnn_version: Such as 91000 for cuDNN 9.10.
+        cudnn_version: The version of cuDNN, such as 91000 for 9.10.
     """
     card = tuple(map(int, capability.split(".")))
     answers = {
@@ -105,24 +105,13 @@ def keep_quiet_about_proxies() -> None:
         jax.config.update("jax_check_proxy_envs", False)
 
 
-class Programs(Protocol):
-    """The interface that JAX requires of a compilation cache."""
+def keep_programs(programs: Any) -> None:
+    """Replaces the store of JAX's compilation cache.
 
-    _path: Any
+    `jax_compilation_cache_dir` must be set as well: XLA keeps its own results there.
 
-    def get(self, key: str) -> bytes | None:
-        """Returns the program of a key, or None."""
-        ...
-
-    def put(self, key: str, value: bytes) -> None:
-        """Keeps a program."""
-        ...
-
-
-def keep_programs(programs: Programs | None) -> None:
-    """Lets JAX read and keep compiled programs there from now on, not in a folder that it writes itself; None: nowhere.
-
-    `jax_compilation_cache_dir` is to be set as well: beside that folder XLA keeps its own results.
+    Args:
+        programs: An object with `get(key) -> bytes | None`, `put(key, value)` and `_path`; None to keep no programs.
     """
     compilation_cache.reset_cache()
     if programs is not None:

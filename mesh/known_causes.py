@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import jax
 
-from .errors import printable
+from .errors import first_line, printable
 from .exit_codes import FAILED, FINISHED, INVALID_INPUT, TRY_AGAIN
 
 MAX_LINE = 1500
@@ -82,7 +82,7 @@ class Cause(NamedTuple):
 def known_cause(error: BaseException) -> Cause | None:
     """Returns the cause of an error that is not spmdkit's own, or None if it is unexpected."""
     if is_out_of_memory(error):
-        return Cause(TRY_AGAIN, f"There is not enough memory: {_first_line(error)}. {MEMORY_REMEDY}")
+        return Cause(TRY_AGAIN, f"There is not enough memory: {first_line(error)}. {MEMORY_REMEDY}")
     if isinstance(error, RuntimeError):
         message = lost_worker(error)
         return Cause(TRY_AGAIN, f"A loader has lost a worker process: {message}. {WORKER_REMEDY}") if message else None
@@ -156,11 +156,6 @@ def _missing_module(error: ModuleNotFoundError) -> Cause | None:
     )
 
 
-def _first_line(error: BaseException) -> str:
-    line = str(error).strip().partition("\n")[0][:200].rstrip(".")
-    return f"{type(error).__name__}: {line}" if line else type(error).__name__
-
-
 def report_error(error: BaseException) -> int:
     """Prints an error to stderr, and returns its exit code.
 
@@ -195,7 +190,7 @@ def _code_and_message(error: BaseException) -> tuple[int, str]:
     lost_peer = _find_lost_peer(error)  # also as the cause of another error
     if lost_peer is not None:
         return TRY_AGAIN, (
-            f"error: This process has lost another one of its run: {_first_line(lost_peer)}. The cause is in the log "
+            f"error: This process has lost another one of its run: {first_line(lost_peer)}. The cause is in the log "
             "of the one that ended first; the same command goes on from the newest checkpoint."
         )
     code = getattr(error, "exit_code", None)

@@ -10,7 +10,7 @@
     gradients = gradients * (clip_factor / weight)    the one division by the weight of the global batch (and by the
                                                       loss scale: `loss_scaling`)
 
-"In turn" is the order of `STRATEGIES`, that of the mesh axes. Around it: `train_step`, or `diloco_step`.
+"In turn" is the order of `STRATEGIES`, that of the mesh axes. Around it: `train_step`, or `update` for local steps.
 """
 
 from collections.abc import Callable

@@ -32,7 +32,6 @@ from ..plan import ShardingPlan
 from ..sharding.batch_rows import check_eval_rows, check_rows
 from ..sharding.lay_out import abstract_parameters
 from ..sharding.stored_order import in_stage_order, stored_order
-from . import diloco_step, initial_params
 from .composition import DeviceStep
 from .cost import step_cost
 from .inputs import BatchCheck, BatchShapes, explain, explained, refuse_consumed, shapes_of, warn_of_recompilation
@@ -42,11 +41,13 @@ from .state import (
     TrainState,
     abstract_model_state,
     abstract_state,
+    draw_params,
     first_model_state,
+    place_params,
     seed_problem,
     with_means,
 )
-from .update import abstract_optimizer_state, apply_optimizer
+from .update import abstract_optimizer_state, apply_optimizer, make_local_step, start_copies
 
 
 class Step:
@@ -72,7 +73,7 @@ class Step:
 
         Args:
             seed: The run's seed, 0 .. 2**32 - 1. Parameters depend on the seed, never on the mesh.
-            params: Parameters to start from instead: whole host arrays, see `initial_params.place`.
+            params: Parameters to start from instead: whole host arrays, see `place_params`.
 
         Raises:
             UserError: The given parameters do not fit the model, or the seed is out of range.
@@ -84,10 +85,10 @@ class Step:
         key_data = jax.random.key_data(make_key(seed))
         if params is None:
             # Alone in their program, parameters are the same bits whatever else a strategy makes of them.
-            draw = partial(initial_params.drawn, self.model, self.precision)
+            draw = partial(draw_params, self.model, self.precision)
             params = jax.jit(draw, out_shardings=shardings.params)(key_data)
         else:
-            params = initial_params.place(params, abstract.params, stored_order(self.plan))
+            params = place_params(params, abstract.params, stored_order(self.plan))
         make = jax.jit(self._first_state, out_shardings=shardings._replace(model_state=()), donate_argnums=0)
         state = make(params, key_data)
         if not has_state(self.model):
@@ -229,7 +230,7 @@ class Step:
     def _first_state(self, params: Params, key_data: Array) -> TrainState:
         state = TrainState(jnp.zeros((), jnp.int32), params, (), key_data, loss_scale=first_loss_scale(self.precision))
         if self.plan.local_steps:
-            return diloco_step.start(state, self.optimizer, self.plan.mesh_size(diloco.AXIS))
+            return start_copies(state, self.optimizer, self.plan.mesh_size(diloco.AXIS))
         errors = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.extra_table.abstract_arrays)
         return state._replace(opt_state=self.optimizer.init(params), extra=errors)
 
@@ -261,7 +262,7 @@ class Step:
     def _whole_step(self, abstract: bool) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
         """Returns the step as a function of global arrays."""
         if self.plan.local_steps:
-            step = diloco_step.make_step(self._device_step, self.optimizer, abstract=abstract)
+            step = make_local_step(self._device_step, self.optimizer, abstract=abstract)
         else:
             step = partial(self._step, self._device_step.mapped_gradients(self.extra_table, abstract=abstract))
         return self._batches.around(self._device_step.outputs.around(step))

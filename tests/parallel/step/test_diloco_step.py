@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from spmdkit.parallel import DataParallelConfig, Model, build_step, lay_out
-from spmdkit.parallel.step.diloco_step import start
+from spmdkit.parallel.step.update import start_copies
 from spmdkit.parallel.step.state import TrainState
 from support import toy
 
@@ -41,7 +41,7 @@ def states(local_steps=2):
 
 def test_every_group_starts_at_the_shared_parameters():
     params = {"w": jnp.arange(3.0)}
-    state = start(TrainState(jnp.int32(0), params, (), jnp.zeros(2)), optax.adam(1e-3), 2)
+    state = start_copies(TrainState(jnp.int32(0), params, (), jnp.zeros(2)), optax.adam(1e-3), 2)
     assert state.extra.copies["w"].tolist() == [[0, 1, 2]] * 2
     assert state.extra.momentum["w"].tolist() == [0, 0, 0]
     assert state.opt_state[0].mu["w"].shape == (2, 3)

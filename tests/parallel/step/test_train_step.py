@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from spmdkit.parallel import FSDPConfig, Model, Precision, build_step, lay_out
-from spmdkit.parallel.step import initial_params
+from spmdkit.parallel.step.state import draw_params
 from spmdkit.parallel.step.manual_axes import UncheckedStep
 from support import toy
 
@@ -74,7 +74,7 @@ def test_no_device_ever_holds_a_whole_large_array():
     state, key = step.abstract_state(), jax.ShapeDtypeStruct((2,), jnp.uint32)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     programs = (
-        jax.jit(partial(initial_params.drawn, step.model, step.precision), out_shardings=shardings.params).lower(key),
+        jax.jit(partial(draw_params, step.model, step.precision), out_shardings=shardings.params).lower(key),
         jax.jit(step._first_state, out_shardings=shardings, donate_argnums=0).lower(state.params, key),
     )
     whole = 1024 * 1024 * 4

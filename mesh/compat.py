@@ -10,7 +10,6 @@ import jaxlib.version
 from jax._src import compilation_cache, distributed, source_info_util, xla_bridge
 from jax._src.cudnn import fused_attention_stablehlo
 from jax.extend.core import Literal
-from jax.sharding import AbstractMesh, AxisType
 
 Device: TypeAlias = Any
 """A `jax.Device`, which JAX does not export as a type."""
@@ -37,11 +36,6 @@ def quick_compiler_options() -> dict[str, Any]:
     if jaxlib.version.__version_info__[:2] != (0, 10) or jax.default_backend() != "cpu":
         return {}
     return {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
-
-
-def make_abstract_mesh(shape: tuple[int, ...], axis_names: tuple[str, ...]) -> AbstractMesh:
-    """Returns a mesh without devices, all axes Auto, with which a program can be lowered and typed."""
-    return AbstractMesh(shape, axis_names, axis_types=(AxisType.Auto,) * len(axis_names))
 
 
 def varying_axes(value: Any) -> frozenset[str]:

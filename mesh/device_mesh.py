@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from .axes import AXES, axes_across, check_shape, physical_order, resolve_shape, sizes_text
-from .compat import Device, backend_started, make_abstract_mesh
+from .compat import Device, backend_started
 from .devices import device_name, find_devices, list_devices, simulate
 from .errors import UserError, counted, unknown_name
 from .targets import MARK, Target, target_of
@@ -165,7 +165,7 @@ class DeviceMesh:
     @cached_property
     def abstract_mesh(self) -> AbstractMesh:
         """The JAX mesh without devices, all axes Auto: what a program is lowered for."""
-        return make_abstract_mesh(self.shape, tuple(self._axis_names))
+        return AbstractMesh(self.shape, tuple(self._axis_names), axis_types=(AxisType.Auto,) * len(self._axis_names))
 
     @cached_property
     def axes_across_processes(self) -> tuple[str, ...]:

@@ -46,20 +46,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ..layouts.tensor_layout import TensorLayout
 from .collectives import Collective, StepCounts, Traffic, wire_bytes
 from .options import check_options
-from .plan import (
-    MeshPlan,
-    Parameter,
-    ShardingPlan,
-    as_stored,
-    no_problems,
-    split_by_model,
-    splits_nothing,
-    summed_elsewhere,
-    unchanged,
-)
+from .plan import ShardingPlan, as_stored, no_problems, split_by_model, splits_nothing, summed_elsewhere, unchanged
 
 AXIS = "expert"
 MIN_BLOCK, MAX_BLOCK = 8, 512
@@ -78,16 +67,12 @@ class ExpertConfig:
 
 OPTIONS = ExpertConfig
 SPLITS = ("rows", "parameters", "work")
+layout = split_by_model(AXIS)
 update_layout = splits_nothing
 used_layout = as_stored
 begin = finish = unchanged
 reduce = summed_elsewhere
 check = no_problems
-
-
-def layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
-    """Returns the layout of one parameter: split like the model splits it."""
-    return split_by_model(parameter, placed, AXIS)
 
 
 def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:

@@ -120,7 +120,7 @@ def explain_built(built: Built, *, compiles_apart: bool = False) -> Explanation:
             "optimizer": step.optimizer_table.bytes_per_device,
             **({"slow links": step.extra_table.bytes_per_device} if step.extra_table.rows else {}),
             "gradients": layouts.table.bytes_per_device,
-            "batch": sum(leaf.size * leaf.dtype.itemsize for leaf in built.batch.values()) // layouts.num_batch_shards,
+            "batch": sum(leaf.size * leaf.dtype.itemsize for leaf in built.batch.values()) // layouts.eval_rows.total,
         },
         compiled=compiled_memory(compiled),
         **moved._asdict(),

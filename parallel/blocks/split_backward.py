@@ -99,11 +99,10 @@ def split_block(
     arguments = (params, extra, differentiable, others, differentiable)
     graph, results = trace(joint, *arguments)
     sizes = [len(jax.tree.leaves(argument)) for argument in arguments]
-    free, inputs, dy = _groups(graph.inputs, [sizes[0] + sizes[1], sizes[2] + sizes[3], sizes[4]])
+    inputs = _groups(graph.inputs, [sizes[0] + sizes[1], sizes[2] + sizes[3], sizes[4]])
     sizes = [len(jax.tree.leaves(result)) for result in results]
-    y, gradients, dx = _groups(graph.outputs, [sizes[0] + sizes[1], sizes[2], sizes[3]])
-    parts = _Parts(graph, free, inputs, dy, y, gradients, dx)
-    return _as_functions(parts, x, jax.tree.structure(params))
+    outputs = _groups(graph.outputs, [sizes[0] + sizes[1], sizes[2], sizes[3]])
+    return _as_functions(_Parts(graph, inputs, outputs), x, jax.tree.structure(params))
 
 
 def _groups(variables: list[Variable], sizes: list[int]) -> list[list[Variable]]:
@@ -115,18 +114,17 @@ def _groups(variables: list[Variable], sizes: list[int]) -> list[list[Variable]]
 class _Parts:
     """The equations of F, B and W, and the variables that pass between them."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        free: list[Variable],
-        inputs: list[Variable],
-        dy: list[Variable],
-        y: list[Variable],
-        gradients: list[Variable],
-        dx: list[Variable],
-    ) -> None:
-        self.graph, self.inputs, self.free_inputs, self.dy = graph, inputs, free, dy
-        self.y, self.gradients, self.dx = y, gradients, dx
+    def __init__(self, graph: Graph, inputs: list[list[Variable]], outputs: list[list[Variable]]) -> None:
+        """Splits a graph.
+
+        Args:
+            graph: Forward and backward of the block.
+            inputs: Its inputs: parameters and extra (`free_inputs`), x (`inputs`), and dy.
+            outputs: Its outputs: y, the gradients of the parameters, and dx.
+        """
+        self.graph = graph
+        self.free_inputs, self.inputs, self.dy = free, x, dy = inputs
+        self.y, self.gradients, self.dx = y, gradients, dx = outputs
         self.producer = {out: index for index, eqn in enumerate(graph.equations) for out in eqn.outvars}
         self.place = {variable: index for index, variable in enumerate([*graph.inputs, *self.producer])}
         self.free = self._free({*free, *graph.constants})
@@ -137,7 +135,7 @@ class _Parts:
         backward, weight = backward | light, weight - light
         early = self._on_gathered(weight)
         backward, weight = backward | early, weight - early
-        made_forward = {*inputs, *self._made(forward)}
+        made_forward = {*x, *self._made(forward)}
         made_backward = {*dy, *self._made(backward)}
         used_later = self._used(backward | weight, [*dx, *gradients])
         self.residuals = self._fewest(used_later & made_forward, [])

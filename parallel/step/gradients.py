@@ -129,16 +129,13 @@ def global_norm(
     squares = _squares(gradients, layouts, axes)
     totals = [*complete, *squares.get((), [])]
     shares = [
-        sum(found) / _num_copies(split, axes) for split, found in sorted(squares.items()) if 0 < len(split) < len(axes)
+        sum(found) / prod(lax.axis_size(axis) for axis in axes if axis not in split)  # the devices with equal parts
+        for split, found in sorted(squares.items())
+        if 0 < len(split) < len(axes)
     ]
     if shares:
         totals.append(lax.psum(vary(jnp.asarray(sum(shares)) / divisor, axes), axes) * divisor)
     return jnp.sqrt(jnp.asarray(sum(totals))) / divisor
-
-
-def _num_copies(split: tuple[str, ...], axes: tuple[str, ...]) -> int:
-    """Returns the number of devices with the same part of an array that is split over some of the axes."""
-    return prod(lax.axis_size(axis) for axis in axes if axis not in split)
 
 
 def _squares(gradients: Params, layouts: Any, axes: tuple[str, ...]) -> dict[tuple[str, ...], list[Array]]:

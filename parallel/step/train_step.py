@@ -34,7 +34,7 @@ from ..sharding.lay_out import abstract_parameters
 from ..sharding.stored_order import in_stage_order, stored_order
 from .composition import DeviceStep
 from .cost import step_cost
-from .inputs import BatchCheck, BatchShapes, explain, explained, refuse_consumed, shapes_of, warn_of_recompilation
+from .inputs import BatchCheck, BatchShapes, explained, shapes_of, warn_of_recompilation
 from .loss_scaling import accept, first_loss_scale
 from .state import (
     StepMetrics,
@@ -110,23 +110,16 @@ class Step:
             UserError: The state was consumed or is of another step, the batch or the optimizer cannot be taken.
             LayoutError: A rule for activations does not fit the model.
         """
-        try:
-            refuse_consumed(state.step)
-            return self._launch(state, batch)
-        except Exception as error:
-            explain(error, state, self.abstract_state, batch, self._batches)
-            raise
-
-    def _launch(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        shapes = shapes_of(batch)
-        if shapes in self._compiled:
-            return self._compiled[shapes](state, batch)
-        result = self._run(state, batch)
-        if shapes not in self._traced:
-            for before in (*self._compiled, *self._traced)[:1]:
-                warn_of_recompilation(before, shapes)
-            self._traced.add(shapes)
-        return result
+        with explained(state, self.abstract_state, batch, self._batches, watched=getattr(state, "step", None)):
+            shapes = shapes_of(batch)
+            if shapes in self._compiled:
+                return self._compiled[shapes](state, batch)
+            result = self._run(state, batch)
+            if shapes not in self._traced:
+                for before in (*self._compiled, *self._traced)[:1]:
+                    warn_of_recompilation(before, shapes)
+                self._traced.add(shapes)
+            return result
 
     def compile(self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct]) -> jax.stages.Compiled:
         """Compiles the step for batches of these global shapes, once; calls with such batches then run it.

@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 from spmdkit.parallel import DataParallelConfig, Model, build_step, lay_out
-from spmdkit.parallel.step.update import start_copies
 from spmdkit.parallel.step.state import TrainState
+from spmdkit.parallel.step.update import start_copies
 from support import toy
 
 RATE = 0.1

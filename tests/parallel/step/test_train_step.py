@@ -9,8 +9,8 @@ import numpy as np
 import optax
 import pytest
 from spmdkit.parallel import FSDPConfig, Model, Precision, build_step, lay_out
-from spmdkit.parallel.step.state import draw_params
 from spmdkit.parallel.step.manual_axes import UncheckedStep
+from spmdkit.parallel.step.state import draw_params
 from support import toy
 
 from spmdkit import DataParallel, DeviceMesh, LayoutMap, ModelParallel

@@ -50,7 +50,10 @@ class Distribution:
         device_mesh: The mesh.
         batch_dim_name: The mesh axis that splits the rows of a batch.
         auto_shard_dataset: Accepted for compatibility with Keras; unused.
+        layout_map: The rules; None if all variables are whole.
     """
+
+    layout_map: LayoutMap | None = None
 
     def __init__(
         self, device_mesh: DeviceMesh, batch_dim_name: str | None = None, auto_shard_dataset: bool = True
@@ -124,21 +127,30 @@ class Distribution:
         return TensorLayout((self.batch_dim_name, *(None for _ in data_shape[1:])), self.device_mesh)
 
     def get_variable_layout(self, variable: Any, path: str | None = None) -> TensorLayout:
-        """Returns the layout of a variable on the mesh.
+        """Returns the variable's own layout, else that of the rule for its path, else all dims whole.
 
         Args:
             variable: An object with a `shape`, and a `path` unless it is an argument.
-            path: Names joined by "/".
+            path: Names joined by "/"; not needed without rules.
+
+        Raises:
+            UserError: There are rules and the path is missing, or several rules match it.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define get_variable_layout.")
+        own = getattr(variable, "_layout", None)
+        if isinstance(own, TensorLayout):
+            return own
+        whole = TensorLayout((None,) * len(variable.shape), self.device_mesh)
+        if self.layout_map is None:
+            return whole
+        path = getattr(variable, "path", None) if path is None else path
+        if path is None:
+            raise UserError("The variable must have a path to find its rule. Pass one: get_variable_layout(x, path).")
+        return self.layout_map[path] or whole
 
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
-        """Returns the layout of an intermediate value such as "block/dense/output"; None leaves it to the compiler."""
-        raise NotImplementedError(f"{type(self).__name__} must define get_tensor_layout.")
-
-    def whole_layout(self, variable: Any) -> TensorLayout:
-        """Returns the layout of a variable that every device holds whole."""
-        return TensorLayout((None,) * len(variable.shape), self.device_mesh)
+        """Returns the layout of the rule for an intermediate value such as "block/dense/output"; None leaves it to the
+        compiler."""
+        return None if self.layout_map is None else self.layout_map[path]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.device_mesh!r}, batch_dim_name={self.batch_dim_name!r})"
@@ -188,14 +200,6 @@ class DataParallel(Distribution):
     def num_model_replicas(self) -> int:
         """Copies of the model on the mesh: one per device."""
         return self.device_mesh.size
-
-    def get_variable_layout(self, variable: Any, path: str | None = None) -> TensorLayout:
-        """Returns the variable's own layout, else all dims whole; the path is unused."""
-        return own_layout(variable) or self.whole_layout(variable)
-
-    def get_tensor_layout(self, path: str) -> TensorLayout | None:
-        """Returns None: the layout follows from the batch."""
-        return None
 
 
 class ModelParallel(Distribution):
@@ -256,37 +260,10 @@ class ModelParallel(Distribution):
         """Copies of the model on the mesh: the size of the batch axis."""
         return self.device_mesh.axis_size(str(self.batch_dim_name))
 
-    def get_variable_layout(self, variable: Any, path: str | None = None) -> TensorLayout:
-        """Returns the variable's own layout, else that of the rule for its path, else all dims whole.
-
-        Args:
-            variable: An object with a `shape`, and a `path` unless it is an argument.
-            path: Names joined by "/".
-
-        Raises:
-            UserError: The path is missing, or several rules match it.
-        """
-        if own := own_layout(variable):
-            return own
-        path = getattr(variable, "path", None) if path is None else path
-        if path is None:
-            raise UserError("The variable must have a path to find its rule. Pass one: get_variable_layout(x, path).")
-        return self.layout_map[path] or self.whole_layout(variable)
-
-    def get_tensor_layout(self, path: str) -> TensorLayout | None:
-        """Returns the layout of the rule for an intermediate value such as "block/dense/output", if any."""
-        return self.layout_map[path]
-
 
 def first_axis(mesh: DeviceMesh) -> str:
     """Returns the default batch axis: "data" on a mesh with the canonical axes, else the first axis."""
     return "data" if set(AXES) <= set(mesh.axis_names) else mesh.axis_names[0]
-
-
-def own_layout(variable: Any) -> TensorLayout | None:
-    """Returns the layout in a variable's `_layout`, if any."""
-    layout = getattr(variable, "_layout", None)
-    return layout if isinstance(layout, TensorLayout) else None
 
 
 def distribute_tensor(tensor: Any, layout: TensorLayout | Sharding | Format) -> Any:

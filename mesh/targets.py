@@ -28,7 +28,7 @@ MARK = "@"
 MAX_DEVICES = 1 << 16
 CUDNN_VERSION = 91000
 """cuDNN 9.10, which `TARGET_CONFIG` names."""
-CUDA_PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
+CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 TARGET_CONFIG = """
 gpu_device_info {{
   threads_per_block_limit: 1024
@@ -185,7 +185,7 @@ def target_devices(text: str) -> Mapping[str, Device]:
         UserError: The compiler plugin is missing, or it cannot describe the card.
     """
     target = parse_target(text)
-    if not any(_is_installed(plugin) for plugin in CUDA_PLUGINS):
+    if not any(map(find_spec, CUDA_PLUGINS)):
         raise UserError(
             f"target {text!r} needs the CUDA compiler of JAX, which is not installed (0.7 GB, no GPU needed): "
             "pip install 'spmdkit[targets]'"
@@ -201,13 +201,6 @@ def target_devices(text: str) -> Mapping[str, Device]:
         raise UserError(f"target {text!r}: JAX's CUDA compiler cannot describe it: {first_line(error)}") from error
     ordered = sorted(devices, key=lambda device: device.id)
     return dict(zip(target.device_names(), ordered, strict=True))
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent
-        return False
 
 
 def _read_card(card: str) -> Card:

@@ -10,7 +10,7 @@ that looks across elements of a parameter (adafactor's factored moments, muon's 
 ratio) is right on every mesh without knowing it, and an elementwise one compiles to no communication at all.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from ...mesh.keys import make_key
 from ...mesh.targets import compiling_for
 from .. import compression, diloco
 from ..collectives import Collective, merge
-from ..model import Batch, BlockModel, Model, Params, has_state
+from ..model import AbstractBatch, Batch, BlockModel, Model, Params, has_state
 from ..model.loss_sums import LossSums
 from ..plan import ShardingPlan
 from ..sharding.batch_rows import check_eval_rows, check_rows
@@ -121,7 +121,7 @@ class Step:
                 self._traced.add(shapes)
             return result
 
-    def compile(self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct]) -> jax.stages.Compiled:
+    def compile(self, abstract_batch: AbstractBatch) -> jax.stages.Compiled:
         """Compiles the step for batches of these global shapes, once; calls with such batches then run it.
 
         Batches of several shapes, as buckets of lengths give, are compiled for one after the other.
@@ -165,9 +165,7 @@ class Step:
             whole = state.key, state.step, state.model_state, state.loss_scale
             return self._differentiate(state.params, batch, *whole)
 
-    def lower(
-        self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct], platform: str | None = None
-    ) -> jax.stages.Lowered:
+    def lower(self, abstract_batch: AbstractBatch, platform: str | None = None) -> jax.stages.Lowered:
         """Lowers the step from shapes alone: no array, and with `platform` no device either.
 
         Args:
@@ -209,9 +207,7 @@ class Step:
             return compression.errors_table(self.plan)
         return LayoutTable(rows=(), treedef=jax.tree.structure(()), mesh=self.plan.mesh)
 
-    def cost(
-        self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct] | None = None, platform: str | None = None
-    ) -> tuple[Collective, ...]:
+    def cost(self, abstract_batch: AbstractBatch | None = None, platform: str | None = None) -> tuple[Collective, ...]:
         """Returns the collectives of one step over the manual axes, predicted from the layouts.
 
         Args:

@@ -83,7 +83,7 @@ def test_describes_each_card(file):
 
 
 def test_names_missing_compiler(monkeypatch):
-    monkeypatch.setattr(targets, "CUDA_PLUGINS", ("jax_plugins.missing",))
+    monkeypatch.setattr(targets, "CUDA_PLUGINS", ("jax_missing_plugin",))
     targets.target_devices.cache_clear()
     mesh = DeviceMesh((8,), ("data",), list_devices(target="h100:1x8"))
     with pytest.raises(UserError, match=r"not installed .*: pip install 'spmdkit\[targets\]'"):

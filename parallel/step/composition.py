@@ -104,7 +104,7 @@ class DeviceStep:
         batch = cast_inputs(batch, options.precision.compute)
         params = self._begin(self._varying(params))
         loss_factor = scale_in_force(options.precision, loss_scale)
-        gradients, sums = self._gradients(params, batch, key, model_state, loss_factor)
+        gradients, sums = accumulate_gradients(self._loss, plan, params, batch, key, model_state, loss_factor)
         metrics, metrics_tree = jax.tree.flatten(sums.metrics)
         for strategy in STRATEGIES.values():
             gradients = strategy.finish(gradients, trained)
@@ -141,14 +141,6 @@ class DeviceStep:
             params = strategy.begin(params, self.plan)
         return params
 
-    def _gradients(
-        self, params: Params, batch: Batch, key: Array, model_state: Any, scale: Array | None
-    ) -> tuple[Params, LossSums]:
-        """Returns local sums of gradients, scaled, and this device's share of the sums of the loss."""
-        inputs = params, batch, key, model_state, scale
-        microbatches, axes = self.plan.options.accumulate, self.plan.manual_axes
-        return accumulate_gradients(self._loss, *inputs, microbatches=microbatches, axes=axes)
-
     def local_sums(self, params: Params, batch: Batch, model_state: Any) -> tuple[Params, LossSums, Any]:
         """Returns a device's sums before any strategy reduces them, and the model's next state: part of `gradients`.
 
@@ -157,7 +149,7 @@ class DeviceStep:
         key = make_key(0)
         batch = cast_inputs(batch, self.plan.options.precision.compute)
         params = self._begin(self._varying(params))
-        gradients, sums = self._gradients(params, batch, key, model_state, None)
+        gradients, sums = accumulate_gradients(self._loss, self.plan, params, batch, key, model_state, None)
         return gradients, sums._replace(state=()), self._reduce_state(sums.state, model_state, batch)
 
     def _reduce_state(self, found: Any, model_state: Any, batch: Batch) -> Any:

@@ -18,7 +18,6 @@ from ...mesh.errors import UserError, did_you_mean
 from ...mesh.keys import WORDS, key_of
 from ..model import BlockModel, Model, Params, has_state
 from ..options import Precision, cast_floats
-from ..plan import ShardingPlan
 from ..schedule.stages import Stages
 from ..sharding.stored_order import StoredOrder
 
@@ -84,42 +83,9 @@ def with_means(metrics: StepMetrics, loss_scale: Any = ()) -> StepMetrics:
     return metrics._replace(model=means, loss_scale=loss_scale.scale if loss_scale else ())
 
 
-def abstract_state(
-    plan: ShardingPlan,
-    optimizer_table: LayoutTable,
-    extra_table: LayoutTable,
-    model_state: Any = (),
-    loss_scale: Any = (),
-    *,
-    abstract: bool,
-) -> TrainState:
-    """Returns the state as ShapeDtypeStructs with shardings, for initialization, the step and checkpoints.
+def with_shardings(table: LayoutTable, *, abstract: bool) -> Any:
+    """Returns the arrays of a table as ShapeDtypeStructs with shardings; `abstract`: on a mesh without devices."""
 
-    Args:
-        plan: The plan.
-        optimizer_table: The layouts of the optimizer's state.
-        extra_table: The layouts of `TrainState.extra`.
-        model_state: The shapes and dtypes of the model's state.
-        loss_scale: The shapes and dtypes of the loss scale.
-        abstract: Whether to use the shardings of a mesh without devices.
-    """
-    replicated: Any = plan.replicated(abstract=abstract)
-
-    def whole(tree: Any) -> Any:
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated), tree)
-
-    return TrainState(
-        step=jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated),  # pyright: ignore[reportArgumentType]
-        params=_with_shardings(plan.table, abstract),
-        opt_state=_with_shardings(optimizer_table, abstract),
-        key=jax.ShapeDtypeStruct((WORDS,), jnp.uint32, sharding=replicated),  # pyright: ignore[reportArgumentType]
-        extra=_with_shardings(extra_table, abstract),
-        model_state=whole(model_state),
-        loss_scale=whole(loss_scale),
-    )
-
-
-def _with_shardings(table: LayoutTable, abstract: bool) -> Any:
     def attach(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 

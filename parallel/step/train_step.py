@@ -22,7 +22,7 @@ from jax import Array
 from ...layouts.resolve import resolve_optimizer_state
 from ...layouts.table import LayoutTable
 from ...mesh.errors import UserError
-from ...mesh.keys import make_key
+from ...mesh.keys import WORDS, make_key
 from ...mesh.targets import compiling_for
 from .. import compression, diloco
 from ..collectives import Collective, merge
@@ -40,12 +40,12 @@ from .state import (
     StepMetrics,
     TrainState,
     abstract_model_state,
-    abstract_state,
     draw_params,
     first_model_state,
     place_params,
     seed_problem,
     with_means,
+    with_shardings,
 )
 from .update import abstract_optimizer_state, apply_optimizer, make_local_step, start_copies
 
@@ -185,10 +185,16 @@ class Step:
 
     def abstract_state(self, *, abstract: bool = False) -> TrainState:
         """Shapes, dtypes and shardings of the state; `abstract` takes the shardings of a mesh without devices."""
+        tables = self.plan.table, self.optimizer_table, self.extra_table
+        params, opt_state, extra = (with_shardings(table, abstract=abstract) for table in tables)
+        replicated: Any = self.plan.replicated(abstract=abstract)
+        step, key = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((WORDS,), jnp.uint32)
         loss_scale = jax.eval_shape(lambda: first_loss_scale(self.precision))
-        model_state = abstract_model_state(self.model, self.precision)
-        tables = self.plan, self.optimizer_table, self.extra_table
-        return abstract_state(*tables, model_state, loss_scale, abstract=abstract)
+        whole = step, key, abstract_model_state(self.model, self.precision), loss_scale
+        step, key, model_state, loss_scale = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated), whole
+        )
+        return TrainState(step, params, opt_state, key, extra, model_state, loss_scale)
 
     @cached_property
     def optimizer_table(self) -> LayoutTable:

@@ -209,11 +209,8 @@ def dispatch(placed: Placement, x_ND: Array) -> tuple[Array, Array]:
         (X * R / m,).
     """
     devices, experts, rows, block = placed.buffer
-    x_MD = _take_rows(x_ND, placed.choice_M // placed.row_Nk.shape[1], placed.row_Nk)
-    count_Xe = placed.count_E.reshape(devices, experts)
-    if devices > 1:
-        x_MD = _exchange(x_MD)
-        count_Xe = _exchange(count_Xe)
+    x_MD = _exchange(_take_rows(x_ND, placed.choice_M // placed.row_Nk.shape[1], placed.row_Nk), devices)
+    count_Xe = _exchange(placed.count_E.reshape(devices, experts), devices)
     end_Xe = jnp.cumsum(-(-count_Xe // block), axis=1)
     expert_Xb = jnp.sum(jnp.arange(rows // block)[None, :, None] >= end_Xe[:, None, :], axis=2, dtype=jnp.int32)
     return x_MD, expert_Xb.reshape(-1)
@@ -221,15 +218,14 @@ def dispatch(placed: Placement, x_ND: Array) -> tuple[Array, Array]:
 
 def combine(placed: Placement, y_MD: Array) -> Array:
     """Returns the results of experts to their positions: (X * R, D) to (N, k, D), zeros for dropped choices."""
-    if placed.buffer.devices > 1:
-        y_MD = _exchange(y_MD)
+    y_MD = _exchange(y_MD, placed.buffer.devices)
     y_nD = _take_rows(y_MD, placed.row_Nk.reshape(-1), placed.choice_M[:, None])
     return y_nD.reshape(*placed.row_Nk.shape, -1)
 
 
-def _exchange(x_M: Array) -> Array:
+def _exchange(x_M: Array, devices: int) -> Array:
     """Sends part i of dim 0 to device i, and receives part i from device i. It is its own transpose."""
-    return lax.all_to_all(x_M, AXIS, split_axis=0, concat_axis=0, tiled=True)
+    return x_M if devices == 1 else lax.all_to_all(x_M, AXIS, split_axis=0, concat_axis=0, tiled=True)
 
 
 @jax.custom_vjp

@@ -108,9 +108,8 @@ class DeviceStep:
         metrics, metrics_tree = jax.tree.flatten(sums.metrics)
         for strategy in STRATEGIES.values():
             gradients = strategy.finish(gradients, trained)
-        together = (
-            [jnp.stack(metrics)] if metrics else []
-        )  # stacked, so that XLA does not merge weights that they share
+        # Stacked, so that XLA does not merge weights that they share.
+        together = [jnp.stack(metrics)] if metrics else []
         scalars = [sums.total, sums.weight, *together, *complete_squares(gradients, update, axes)]
         found = Reduced(gradients, scalars, errors, loss_factor)
         for strategy in STRATEGIES.values():

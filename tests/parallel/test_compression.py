@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from spmdkit.checkpoints.manager import Checkpoints
 from spmdkit.layouts.problems import LayoutError
 from spmdkit.parallel import DataParallelConfig, Model, build_step, census, lay_out, verify
 from spmdkit.parallel.compression import BLOCK, dequantize, quantize
@@ -155,19 +154,13 @@ def test_copies_stay_equal(ours):
 
 
 @pytest.mark.slow
-def test_errors_are_each_devices_own_and_restored(ours, tmp_path):
+def test_errors_are_each_devices_own(ours):
     step, _ = ours
     state = step.init(0)
     assert all(leaf.shape[0] == leaf.sharding.num_devices == 8 for leaf in jax.tree.leaves(state.extra))
     assert all(leaf.sharding.shard_shape(leaf.shape)[0] == 1 for leaf in jax.tree.leaves(state.extra))
     state, _ = step(state, toy.batch(0))
     assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(state.extra))
-    with Checkpoints(tmp_path, keep=1, abstract_state=step.abstract_state()) as checkpoints:
-        checkpoints.save(1, state)
-        checkpoints.wait()
-        restored = checkpoints.restore(1)
-    ours, theirs = (step(each, toy.batch(1))[0] for each in (state, restored))
-    assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), np.asarray(b)), ours, theirs))
 
 
 def test_rejects_zero_beside_compression():

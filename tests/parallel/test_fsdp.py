@@ -5,16 +5,10 @@ from functools import cache
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 from spmdkit.parallel import FSDPConfig, Precision, build_step, census, lay_out
 from support import toy
-
-
-def first_params():
-    random, shapes = np.random.default_rng(0), jax.eval_shape(toy.init, jax.random.key(0))
-    return jax.tree.map(lambda leaf: (0.1 * random.normal(size=leaf.shape)).astype(np.float32), shapes)
 
 
 @cache
@@ -24,15 +18,8 @@ def one_step(keep):
     layouts = lay_out(toy.BLOCK_MODEL, {"fsdp": config}, devices=toy.devices(2))
     step = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts, accumulate=2, clip_norm=0.1)
     compiled = step.compile(toy.abstract(toy.batch(0)))
-    state, metrics = step(step.init(0, first_params()), toy.batch(0))
+    state, metrics = step(step.init(0, toy.first_params()), toy.batch(0))
     return (metrics, state.params), census(compiled.as_text(), layouts.mesh), step.cost()
-
-
-@pytest.mark.slow_cases("block", "step")
-@pytest.mark.parametrize("keep", ["block", "step"])
-def test_census_equals_the_cost(keep):
-    _, found, predicted = one_step(keep)
-    assert found == predicted
 
 
 def test_blocks_that_are_kept_are_gathered_once_a_step():

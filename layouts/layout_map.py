@@ -21,6 +21,10 @@ class LayoutMap(MutableMapping[str, Any]):
     are an error; without a match, the result is None. All other methods (`in`, `len`, iteration, `del`, `pop`,
     `setdefault`) use the keys as written; `get` is a lookup with a default.
 
+    Attributes:
+        device_mesh: The mesh of every layout in the map.
+        match: The mode of matching.
+
     Example:
         rules = LayoutMap(mesh)
         rules[".*dense.*kernel"] = (None, "model")
@@ -43,19 +47,9 @@ class LayoutMap(MutableMapping[str, Any]):
             raise UserError(f"LayoutMap needs a DeviceMesh, got {device_mesh!r} ({type(device_mesh).__name__}).")
         if match not in get_args(MatchMode):
             raise UserError(unknown_name("layouts.match", match, get_args(MatchMode)))
-        self._device_mesh = device_mesh
-        self._match: MatchMode = match
+        self.device_mesh = device_mesh
+        self.match: MatchMode = match
         self._layouts: dict[str, TensorLayout] = {}
-
-    @property
-    def device_mesh(self) -> DeviceMesh:
-        """The mesh of every layout in the map."""
-        return self._device_mesh
-
-    @property
-    def match(self) -> MatchMode:
-        """The mode of matching."""
-        return self._match
 
     def __setitem__(self, key: str, layout: TensorLayout | tuple) -> None:
         """Adds a rule; converts a tuple of axis names to a TensorLayout, and sets its mesh."""
@@ -74,11 +68,11 @@ class LayoutMap(MutableMapping[str, Any]):
             )
         _compiled(key)
         if layout.device_mesh is None:
-            layout.device_mesh = self._device_mesh
-        if layout.device_mesh != self._device_mesh:
+            layout.device_mesh = self.device_mesh
+        if layout.device_mesh != self.device_mesh:
             raise UserError(
                 f"The layout {layout} of rule {key!r} has another mesh, {layout.device_mesh!r}, than this LayoutMap, "
-                f"{self._device_mesh!r}. Remove the layout's mesh, or use the map's."
+                f"{self.device_mesh!r}. Remove the layout's mesh, or use the map's."
             )
         self._layouts[key] = layout
 
@@ -102,11 +96,11 @@ class LayoutMap(MutableMapping[str, Any]):
         if path in self._layouts:
             return (path,)
         keys = self.keys_matching(path)
-        return keys[:1] if self._match == "first" else keys
+        return keys[:1] if self.match == "first" else keys
 
     def keys_matching(self, path: str) -> tuple[str, ...]:
         """Returns the keys of all rules that match a path, in order."""
-        test = re.Pattern.search if self._match == "search" else re.Pattern.fullmatch
+        test = re.Pattern.search if self.match == "search" else re.Pattern.fullmatch
         return tuple(key for key in self._layouts if key == path or test(_compiled(key), path))
 
     def __delitem__(self, key: str) -> None:
@@ -133,7 +127,7 @@ class LayoutMap(MutableMapping[str, Any]):
 
     def __repr__(self) -> str:
         rules = ", ".join(f"{key!r}: {layout}" for key, layout in self._layouts.items())
-        return f"LayoutMap({{{rules}}}, match={self._match!r})"
+        return f"LayoutMap({{{rules}}}, match={self.match!r})"
 
 
 @cache

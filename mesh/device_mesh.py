@@ -12,7 +12,7 @@ from .axes import AXES, axes_across, check_shape, physical_order, resolve_shape,
 from .compat import Device, backend_started
 from .devices import device_name, find_devices, list_devices, simulate
 from .errors import UserError, counted, unknown_name
-from .targets import MARK, Target, target_of
+from .targets import MARK, Target, parse_target
 
 MAX_COLUMNS = 8
 MAX_ROWS = 16
@@ -160,7 +160,8 @@ class DeviceMesh:
     @property
     def target(self) -> Target | None:
         """The target of the devices, if they are not on this machine, see `list_devices(target=...)`."""
-        return target_of(str(self._devices.flat[0]))
+        _, mark, text = str(self._devices.flat[0]).partition(MARK)
+        return parse_target(text) if mark else None
 
     @cached_property
     def abstract_mesh(self) -> AbstractMesh:

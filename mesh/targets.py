@@ -153,12 +153,6 @@ def parse_target(text: str) -> Target:
     return Target(text, found, hosts, gpus)
 
 
-def target_of(device: str) -> Target | None:
-    """Returns the target of a device by its name; None for a device of JAX."""
-    _, mark, text = device.partition(MARK)
-    return parse_target(text) if mark else None
-
-
 @contextmanager
 def compiling_for(target: Target | None) -> Iterator[None]:
     """Lets programs be lowered and compiled for a target; None means the devices of this machine.

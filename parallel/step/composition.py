@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from ...layouts.paths import join
@@ -28,7 +28,7 @@ from ...mesh.errors import UserError
 from ...mesh.keys import key_of, make_key
 from ..blocks.forward import local_loss, without_blocks
 from ..collectives import vary
-from ..data import make_varying, reduce_gradients, reduces_in_backward
+from ..data import make_varying, reduces_in_backward
 from ..executor.pipeline_loss import pipeline_loss
 from ..model import Batch, BlockModel, Model, Params, has_state
 from ..model.loss_sums import LossSums, state_problem
@@ -162,14 +162,13 @@ class DeviceStep:
 
     def sums(self, params: Params, batch: Batch, model_state: Any) -> LossSums:
         """Returns the sums over the global batch, for evaluation, without a state."""
-        plan, precision = self.plan, self.plan.options.precision
+        plan = self.plan
         varying = self._begin(make_varying(params, plan.table.layouts, plan.manual_axes))
-        batch = cast_inputs(batch, precision.compute)
+        batch = cast_inputs(batch, plan.options.precision.compute)
         kept = self._loss.keep(varying)
         shares = self._loss.loss(self._loss.carriers(varying), kept, batch, None, model_state)._replace(state=())
-        leaves, structure = jax.tree.flatten(shares)
-        leaves = [vary(leaf, plan.manual_axes) for leaf in leaves]
-        return jax.tree.unflatten(structure, reduce_gradients((), leaves, (), plan.manual_axes, precision.reduce)[1])
+        shares = jax.tree.map(lambda leaf: vary(leaf, plan.manual_axes), shares)
+        return lax.psum(shares, plan.manual_axes) if plan.manual_axes else shares
 
     def mapped_gradients(self, extra_table: LayoutTable, *, abstract: bool) -> Callable[..., Any]:
         """Returns `gradients` as a function of global arrays, with zeros for frozen parameters.

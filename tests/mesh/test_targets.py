@@ -35,10 +35,7 @@ def test_mesh_of_this_machine_has_no_target():
         ("h10:2x8", r"Unknown target 'h10'; known: a100-40, .*Did you mean 'h100'\?"),
         ("h100:0x8", "0 x 8 = 0 devices; allowed: 1 .. 65,536"),
         ("h100:9000x8", "9000 x 8 = 72,000 devices"),
-        (
-            "h100:2x16",
-            r"8 of NVIDIA H100 80GB HBM3 \(gpus_per_host\), got 16. For 32 devices, write h100:4x8",
-        ),
+        ("h100:2x16", r"8 of NVIDIA H100 80GB HBM3 \(gpus_per_host\), got 16. For 32 devices, write h100:4x8"),
     ],
 )
 def test_rejects_invalid_targets(text, message):

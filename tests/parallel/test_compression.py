@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 from spmdkit.layouts.problems import LayoutError
-from spmdkit.parallel import DataParallelConfig, Model, build_step, census, lay_out, verify
+from spmdkit.parallel import Model, build_step, census, lay_out
 from spmdkit.parallel.compression import BLOCK, dequantize, quantize
 from spmdkit.training.loop import run_steps
 from spmdkit.training.steps.not_finite import Diverged
@@ -163,11 +163,6 @@ def test_errors_are_each_devices_own(ours):
     assert all(np.asarray(leaf).any() for leaf in jax.tree.leaves(state.extra))
 
 
-def test_rejects_zero_beside_compression():
-    with pytest.raises(ValueError, match="zero=2 and compress=int8 do not combine"):
-        DataParallelConfig(size=2, compress="int8", zero=2)
-
-
 def test_axes_left_to_xla_are_refused():
     with pytest.raises(LayoutError, match=r"blocks/up .*strategy.data.compress=int8.*here data\."):
         lay_out(
@@ -176,10 +171,3 @@ def test_axes_left_to_xla_are_refused():
             rules={"blocks/up": (None, None, "tensor")},
             devices=toy.devices(4),
         )
-
-
-def test_verify_reports_that_training_differs():
-    with pytest.raises(
-        ValueError, match=r"strategy.data.compress=int8 does not train .* set strategy.data.compress=none"
-    ):
-        verify(toy.BLOCK_MODEL, {"data": {"size": 2, "compress": "int8"}}, [toy.batch(0)], devices=toy.devices(2))

@@ -13,14 +13,7 @@ from jax.sharding import PartitionSpec
 from spmdkit.mesh.compat import varying_axes
 from spmdkit.parallel import FSDPConfig, Precision, build_step, lay_out
 from spmdkit.parallel.collectives import Collective, StepCounts, merge, wire_bytes
-from spmdkit.parallel.data import (
-    axes_to_sum,
-    cost,
-    make_varying,
-    reduce_gradients,
-    reduces_in_backward,
-    scalar_width,
-)
+from spmdkit.parallel.data import axes_to_sum, cost, make_varying, reduce_gradients, reduces_in_backward, scalar_width
 from spmdkit.parallel.plan import StepOptions
 from spmdkit.parallel.step.cost import count_calls
 from support import toy

@@ -185,18 +185,6 @@ def test_restored_round_continues_bitwise(ours, tmp_path):
         checkpoints.restore(4)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"local_steps": 2, "zero": 1}, "zero=1 and local_steps=2 do not combine"),
-        ({"local_steps": 2, "compress": "int8"}, "compress=int8 and local_steps=2 do not combine"),
-    ],
-)
-def test_rejects_invalid_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        DataParallelConfig(size=2, **options)
-
-
 def test_parameters_split_over_data_have_no_copies():
     with pytest.raises(LayoutError, match=r"embed/table .*strategy.data.local_steps=2.*Use fsdp instead"):
         lay_out(
@@ -205,17 +193,6 @@ def test_parameters_split_over_data_have_no_copies():
             rules={"embed/table": ("data", None)},
             devices=toy.devices(2),
         )
-
-
-def test_verify_reports_that_training_differs():
-    with pytest.raises(ValueError, match=r"strategy.data.local_steps=2 does not train like one device"):
-        verify(toy.BLOCK_MODEL, {"data": {"size": 2, "local_steps": 2}}, [toy.batch(0)], devices=toy.devices(2))
-
-
-def test_single_group_sends_nothing():
-    layouts = lay_out(toy.BLOCK_MODEL, {"data": {"size": 1, "local_steps": 2}}, devices=toy.devices(1))
-    assert layouts.local_steps == 0
-    assert layouts.exact is layouts
 
 
 RATE = 0.1
@@ -254,13 +231,6 @@ def test_every_group_starts_at_the_shared_parameters():
     assert state.params is params
 
 
-@pytest.mark.slow
-def test_within_a_round_each_trains_on_its_own_rows():
-    first = states()[0][1]
-    assert np.allclose(first.extra.copies["w"], 1 - RATE * SLOPES[:, None])
-    assert np.array_equal(first.params["w"], np.ones(4))
-
-
 def test_at_its_end_the_shared_ones_move_to_the_mean_and_all_start_there():
     last = states()[0][2]
     mean = 1 - 2 * RATE * SLOPES.mean()
@@ -273,3 +243,23 @@ def test_metrics_are_those_of_all_rows():
     metrics = states()[1][0]
     assert np.allclose([metrics.loss, metrics.weight], [4 * 29 / 6, 6])
     assert np.allclose(metrics.grad_norm, 2 * SLOPES.mean()), "the mean of the groups' norms"
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"local_steps": 2, "zero": 1}, "zero=1 and local_steps=2"),
+        ({"local_steps": 2, "compress": "int8"}, "compress=int8 and local_steps=2"),
+        ({"compress": "int8", "zero": 2}, "zero=2 and compress=int8"),
+    ],
+)
+def test_rejects_options_that_do_not_combine(options, names):
+    with pytest.raises(ValueError, match=f"{names} do not combine"):
+        DataParallelConfig(size=2, **options)
+
+
+@pytest.mark.parametrize(("option", "value", "off"), [("local_steps", 2, 0), ("compress", "int8", "none")])
+def test_verify_reports_that_training_differs(option, value, off):
+    message = rf"strategy.data.{option}={value} does not train like one device.* strategy.data.{option}={off}"
+    with pytest.raises(ValueError, match=message):
+        verify(toy.BLOCK_MODEL, {"data": {"size": 2, option: value}}, [toy.batch(0)], devices=toy.devices(2))

@@ -114,13 +114,6 @@ def test_keeps_rules_that_split_over_data():
     assert axes(layouts.update_table)["embed/table"] == ("data", None)
 
 
-def test_one_device_along_data_has_nothing_to_split():
-    layouts = lay_out(toy.BLOCK_MODEL, {**zero(2, 1), "fsdp": FSDPConfig(size=2, floor_bytes=512)},
-                      devices=toy.devices(2))  # fmt: skip
-    assert layouts.zero == 0
-    assert layouts.update_table == layouts.table
-
-
 # What moves
 
 

@@ -48,10 +48,7 @@ def test_an_abstract_state_is_that_of_the_first_one(step):
 
 @pytest.mark.parametrize(
     ("seed", "text"),
-    [
-        (-1, "train.seed=-1 must be from 0 to 2**32 - 1 = 4294967295"),
-        (2**32, "train.seed=4294967296 must"),
-    ],
+    [(-1, "train.seed=-1 must be from 0 to 2**32 - 1 = 4294967295"), (2**32, "train.seed=4294967296 must")],
 )
 def test_rejects_seeds_out_of_range(seed, text):
     assert seed_problem(seed, "train.seed").startswith(text)

@@ -135,8 +135,7 @@ def test_gradients_are_those_that_the_next_step_uses():
         return (params["w"] * drawn).sum() * batch["inputs"].shape[0], jnp.float32(batch["inputs"].shape[0])
 
     keeps_gradients = optax.GradientTransformation(
-        lambda params: jax.tree.map(jnp.zeros_like, params),
-        lambda gradients, _, params=None: (gradients, gradients),
+        lambda params: jax.tree.map(jnp.zeros_like, params), lambda gradients, _, params=None: (gradients, gradients)
     )
     model = Model(init=lambda key: {"w": jnp.ones((4, 4))}, loss=loss)
     step = build_step(model, keeps_gradients, lay_out(model, {"data": 2}, devices=toy.devices(2)), clip_norm=0.5)

@@ -209,8 +209,9 @@ def dispatch(placed: Placement, x_ND: Array) -> tuple[Array, Array]:
         (X * R / m,).
     """
     devices, experts, rows, block = placed.buffer
-    x_MD = _exchange(_take_rows(x_ND, placed.choice_M // placed.row_Nk.shape[1], placed.row_Nk), devices)
-    count_Xe = _exchange(placed.count_E.reshape(devices, experts), devices)
+    x_MD = _take_rows(x_ND, placed.choice_M // placed.row_Nk.shape[1], placed.row_Nk)
+    count_Xe = placed.count_E.reshape(devices, experts)
+    x_MD, count_Xe = _exchange(x_MD, devices), _exchange(count_Xe, devices)
     end_Xe = jnp.cumsum(-(-count_Xe // block), axis=1)
     expert_Xb = jnp.sum(jnp.arange(rows // block)[None, :, None] >= end_Xe[:, None, :], axis=2, dtype=jnp.int32)
     return x_MD, expert_Xb.reshape(-1)

@@ -45,7 +45,15 @@ class Distribution:
 
     A variable is anything with a `shape`: an array, a ShapeDtypeStruct, or an object of your own. Its path is its own
     `path` or an argument. A TensorLayout in its `_layout` takes precedence over all rules.
+
+    Attributes:
+        device_mesh: The mesh.
+        batch_dim_name: The mesh axis that splits the rows of a batch.
+        auto_shard_dataset: Accepted for compatibility with Keras; unused.
+        layout_map: The rules; None if all variables are whole.
     """
+
+    layout_map: LayoutMap | None = None
 
     def __init__(
         self, device_mesh: DeviceMesh, batch_dim_name: str | None = None, auto_shard_dataset: bool = True
@@ -67,8 +75,8 @@ class Distribution:
             )
         if batch_dim_name is not None and batch_dim_name not in device_mesh.axis_names:
             raise UserError("batch_dim_name: " + unknown_name("mesh axis", batch_dim_name, device_mesh.axis_names))
-        self._device_mesh = device_mesh
-        self._batch_dim_name = batch_dim_name
+        self.device_mesh = device_mesh
+        self.batch_dim_name = batch_dim_name
         self.auto_shard_dataset = auto_shard_dataset
 
     @contextmanager
@@ -80,16 +88,6 @@ class Distribution:
             yield
         finally:
             set_distribution(former)
-
-    @property
-    def device_mesh(self) -> DeviceMesh:
-        """The mesh."""
-        return self._device_mesh
-
-    @property
-    def batch_dim_name(self) -> str | None:
-        """The mesh axis that splits the rows of a batch."""
-        return self._batch_dim_name
 
     @property
     def num_processes(self) -> int:
@@ -123,30 +121,39 @@ class Distribution:
         """
         if not data_shape:
             raise UserError(
-                f"Data of shape () has no dim 0 to split over mesh axis {self._batch_dim_name!r}. Give it a dim of "
+                f"Data of shape () has no dim 0 to split over mesh axis {self.batch_dim_name!r}. Give it a dim of "
                 "rows, or leave it out of the batch."
             )
-        return TensorLayout((self._batch_dim_name, *(None for _ in data_shape[1:])), self._device_mesh)
+        return TensorLayout((self.batch_dim_name, *(None for _ in data_shape[1:])), self.device_mesh)
 
     def get_variable_layout(self, variable: Any, path: str | None = None) -> TensorLayout:
-        """Returns the layout of a variable on the mesh.
+        """Returns the variable's own layout, else that of the rule for its path, else all dims whole.
 
         Args:
             variable: An object with a `shape`, and a `path` unless it is an argument.
-            path: Names joined by "/".
+            path: Names joined by "/"; not needed without rules.
+
+        Raises:
+            UserError: There are rules and the path is missing, or several rules match it.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define get_variable_layout.")
+        own = getattr(variable, "_layout", None)
+        if isinstance(own, TensorLayout):
+            return own
+        whole = TensorLayout((None,) * len(variable.shape), self.device_mesh)
+        if self.layout_map is None:
+            return whole
+        path = getattr(variable, "path", None) if path is None else path
+        if path is None:
+            raise UserError("The variable must have a path to find its rule. Pass one: get_variable_layout(x, path).")
+        return self.layout_map[path] or whole
 
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
-        """Returns the layout of an intermediate value such as "block/dense/output"; None leaves it to the compiler."""
-        raise NotImplementedError(f"{type(self).__name__} must define get_tensor_layout.")
-
-    def whole_layout(self, variable: Any) -> TensorLayout:
-        """Returns the layout of a variable that every device holds whole."""
-        return TensorLayout((None,) * len(variable.shape), self._device_mesh)
+        """Returns the layout of the rule for an intermediate value such as "block/dense/output"; None leaves it to the
+        compiler."""
+        return None if self.layout_map is None else self.layout_map[path]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._device_mesh!r}, batch_dim_name={self._batch_dim_name!r})"
+        return f"{type(self).__name__}({self.device_mesh!r}, batch_dim_name={self.batch_dim_name!r})"
 
 
 class DataParallel(Distribution):
@@ -181,8 +188,8 @@ class DataParallel(Distribution):
             names = list_devices() if devices is None else list(devices)
             device_mesh = DeviceMesh((len(names),), ["batch"], names)
         super().__init__(device_mesh, None, auto_shard_dataset)
-        self._batch_dim_name = first_axis(device_mesh)
-        if device_mesh.axis_size(str(self.batch_dim_name)) != device_mesh.size:
+        self.batch_dim_name = first_axis(device_mesh)
+        if device_mesh.axis_size(self.batch_dim_name) != device_mesh.size:
             warnings.warn(
                 f"Expect the input mesh to be 1D, but received {device_mesh!r}. Only mesh axis {self.batch_dim_name!r} "
                 "splits the batch; devices along the others do the same work.",
@@ -192,19 +199,11 @@ class DataParallel(Distribution):
     @property
     def num_model_replicas(self) -> int:
         """Copies of the model on the mesh: one per device."""
-        return self._device_mesh.size
-
-    def get_variable_layout(self, variable: Any, path: str | None = None) -> TensorLayout:
-        """Returns the variable's own layout, else all dims whole; the path is unused."""
-        return own_layout(variable) or self.whole_layout(variable)
-
-    def get_tensor_layout(self, path: str) -> TensorLayout | None:
-        """Returns None: the layout follows from the batch."""
-        return None
+        return self.device_mesh.size
 
 
 class ModelParallel(Distribution):
-    """Variables are split by the rules of a LayoutMap; the rows of a batch over one axis of its mesh.
+    """Variables are split by the rules of a LayoutMap, `layout_map`; the rows of a batch over one axis of its mesh.
 
     Example:
         mesh = DeviceMesh((2, 4), ("batch", "model"))
@@ -247,7 +246,7 @@ class ModelParallel(Distribution):
             )
         mesh = layout_map.device_mesh
         super().__init__(mesh, batch_dim_name or first_axis(mesh), auto_shard_dataset)
-        self._layout_map = layout_map
+        self.layout_map = layout_map
         processes, replicas = self.num_processes, self.num_model_replicas
         if processes > replicas and processes % replicas:
             raise UserError(
@@ -257,46 +256,14 @@ class ModelParallel(Distribution):
             )
 
     @property
-    def layout_map(self) -> LayoutMap:
-        """The rules."""
-        return self._layout_map
-
-    @property
     def num_model_replicas(self) -> int:
         """Copies of the model on the mesh: the size of the batch axis."""
-        return self._device_mesh.axis_size(str(self._batch_dim_name))
-
-    def get_variable_layout(self, variable: Any, path: str | None = None) -> TensorLayout:
-        """Returns the variable's own layout, else that of the rule for its path, else all dims whole.
-
-        Args:
-            variable: An object with a `shape`, and a `path` unless it is an argument.
-            path: Names joined by "/".
-
-        Raises:
-            UserError: The path is missing, or several rules match it.
-        """
-        if own := own_layout(variable):
-            return own
-        path = getattr(variable, "path", None) if path is None else path
-        if path is None:
-            raise UserError("The variable must have a path to find its rule. Pass one: get_variable_layout(x, path).")
-        return self._layout_map[path] or self.whole_layout(variable)
-
-    def get_tensor_layout(self, path: str) -> TensorLayout | None:
-        """Returns the layout of the rule for an intermediate value such as "block/dense/output", if any."""
-        return self._layout_map[path]
+        return self.device_mesh.axis_size(str(self.batch_dim_name))
 
 
 def first_axis(mesh: DeviceMesh) -> str:
     """Returns the default batch axis: "data" on a mesh with the canonical axes, else the first axis."""
     return "data" if set(AXES) <= set(mesh.axis_names) else mesh.axis_names[0]
-
-
-def own_layout(variable: Any) -> TensorLayout | None:
-    """Returns the layout in a variable's `_layout`, if any."""
-    layout = getattr(variable, "_layout", None)
-    return layout if isinstance(layout, TensorLayout) else None
 
 
 def distribute_tensor(tensor: Any, layout: TensorLayout | Sharding | Format) -> Any:

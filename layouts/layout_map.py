@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, MutableMapping
+from functools import cache
 from typing import Any, Literal, get_args
 
 from jax.sharding import PartitionSpec
@@ -19,6 +20,10 @@ class LayoutMap(MutableMapping[str, Any]):
     Lookup of a path takes the rule with the path as its key, or else the one rule whose expression matches. Two matches
     are an error; without a match, the result is None. All other methods (`in`, `len`, iteration, `del`, `pop`,
     `setdefault`) use the keys as written; `get` is a lookup with a default.
+
+    Attributes:
+        device_mesh: The mesh of every layout in the map.
+        match: The mode of matching.
 
     Example:
         rules = LayoutMap(mesh)
@@ -42,20 +47,9 @@ class LayoutMap(MutableMapping[str, Any]):
             raise UserError(f"LayoutMap needs a DeviceMesh, got {device_mesh!r} ({type(device_mesh).__name__}).")
         if match not in get_args(MatchMode):
             raise UserError(unknown_name("layouts.match", match, get_args(MatchMode)))
-        self._device_mesh = device_mesh
-        self._match: MatchMode = match
+        self.device_mesh = device_mesh
+        self.match: MatchMode = match
         self._layouts: dict[str, TensorLayout] = {}
-        self._patterns: dict[str, re.Pattern[str]] = {}
-
-    @property
-    def device_mesh(self) -> DeviceMesh:
-        """The mesh of every layout in the map."""
-        return self._device_mesh
-
-    @property
-    def match(self) -> MatchMode:
-        """The mode of matching."""
-        return self._match
 
     def __setitem__(self, key: str, layout: TensorLayout | tuple) -> None:
         """Adds a rule; converts a tuple of axis names to a TensorLayout, and sets its mesh."""
@@ -72,8 +66,15 @@ class LayoutMap(MutableMapping[str, Any]):
                 f"of type {type(layout).__name__}."
                 + (f" Write {tuple(layout)}." if isinstance(layout, list | PartitionSpec) else "")
             )
-        self._patterns[key] = _compiled(key)
-        self._layouts[key] = self._on_this_mesh(key, layout)
+        _compiled(key)
+        if layout.device_mesh is None:
+            layout.device_mesh = self.device_mesh
+        if layout.device_mesh != self.device_mesh:
+            raise UserError(
+                f"The layout {layout} of rule {key!r} has another mesh, {layout.device_mesh!r}, than this LayoutMap, "
+                f"{self.device_mesh!r}. Remove the layout's mesh, or use the map's."
+            )
+        self._layouts[key] = layout
 
     def __getitem__(self, path: str) -> TensorLayout | None:
         """Returns the layout of a path's rule, or None; UserError if several rules match."""
@@ -95,21 +96,18 @@ class LayoutMap(MutableMapping[str, Any]):
         if path in self._layouts:
             return (path,)
         keys = self.keys_matching(path)
-        return keys[:1] if self._match == "first" else keys
+        return keys[:1] if self.match == "first" else keys
 
     def keys_matching(self, path: str) -> tuple[str, ...]:
         """Returns the keys of all rules that match a path, in order."""
-        test = re.Pattern.search if self._match == "search" else re.Pattern.fullmatch
-        return tuple(key for key, pattern in self._patterns.items() if key == path or test(pattern, path))
+        test = re.Pattern.search if self.match == "search" else re.Pattern.fullmatch
+        return tuple(key for key in self._layouts if key == path or test(_compiled(key), path))
 
     def __delitem__(self, key: str) -> None:
-        if key not in self._layouts:
-            raise KeyError(key)
-        del self._layouts[key], self._patterns[key]
+        del self._layouts[key]
 
     def pop(self, key: str, *default: Any) -> Any:
         """Removes the rule with this key (not a path); returns its layout or the default."""
-        self._patterns.pop(key, None)
         return self._layouts.pop(key, *default)
 
     def setdefault(self, key: str, default: Any = None) -> Any:
@@ -127,29 +125,12 @@ class LayoutMap(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return len(self._layouts)
 
-    def items(self) -> Any:
-        """Returns the (key, layout) pairs in order."""
-        return self._layouts.items()
-
-    def values(self) -> Any:
-        """Returns the layouts in order."""
-        return self._layouts.values()
-
     def __repr__(self) -> str:
         rules = ", ".join(f"{key!r}: {layout}" for key, layout in self._layouts.items())
-        return f"LayoutMap({{{rules}}}, match={self._match!r})"
-
-    def _on_this_mesh(self, key: str, layout: TensorLayout) -> TensorLayout:
-        if layout.device_mesh is None:
-            layout.device_mesh = self._device_mesh
-        if layout.device_mesh != self._device_mesh:
-            raise UserError(
-                f"The layout {layout} of rule {key!r} has another mesh, {layout.device_mesh!r}, than this LayoutMap, "
-                f"{self._device_mesh!r}. Remove the layout's mesh, or use the map's."
-            )
-        return layout
+        return f"LayoutMap({{{rules}}}, match={self.match!r})"
 
 
+@cache
 def _compiled(key: str) -> re.Pattern[str]:
     if not isinstance(key, str):
         raise UserError(

@@ -37,10 +37,6 @@ def rank_mismatch(num_dims: int, layout: TensorLayout, rule: str) -> str:
 def nearest_path(key: str, paths: Iterable[str]) -> str | None:
     """Returns the path whose end, from some "/" on, is most similar to the literal text of a regular expression."""
     ends = {path.split("/", start)[-1]: path for path in reversed(list(paths)) for start in range(path.count("/") + 1)}
-    found = nearest(literal_text(key), ends, cutoff=0.0)
+    literal = re.sub(r"\.[*+?]|[\\^$*+?()\[\]{}|]", "", key).strip("/")
+    found = nearest(literal, ends, cutoff=0.0)
     return ends[found[0]] if found else None
-
-
-def literal_text(key: str) -> str:
-    """Returns the text of a regular expression without its special characters."""
-    return re.sub(r"\.[*+?]|[\\^$*+?()\[\]{}|]", "", key).strip("/")

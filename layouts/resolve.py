@@ -246,9 +246,8 @@ def _warn(
     deciding = {choice.key for choice in choices}
     shadowed = [key for key in rules or () if key not in deciding and not key.endswith(OUTPUT)]
     if shadowed:
-        one = len(shadowed) == 1
         warnings.warn(
-            f"layouts.rules: {', '.join(map(repr, shadowed))} {'has' if one else 'have'} no effect: every path that "
-            f"{'it matches' if one else 'they match'} has an earlier rule. Remove unneeded rules, or move them up.",
+            f"layouts.rules: {counted(len(shadowed), 'rule')} without effect, {', '.join(map(repr, shadowed))}: every "
+            "path that matches has an earlier rule. Remove unneeded rules, or move them up.",
             stacklevel=3,
         )

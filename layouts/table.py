@@ -41,6 +41,11 @@ class LayoutRow:
     """Bytes each device holds."""
 
     @property
+    def elements_per_device(self) -> int:
+        """Elements each device holds."""
+        return prod(self.layout.shard_shape(self.shape))
+
+    @property
     def bytes_global(self) -> int:
         """Bytes of the whole array."""
         return array_bytes(self.shape, self.dtype)

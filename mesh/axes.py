@@ -40,11 +40,11 @@ def physical_order(devices: Iterable[Device]) -> list[Device]:
     Returns:
         The same devices, sorted.
     """
-    return sorted(devices, key=_place)
 
+    def place(device: Any) -> tuple[int, int, int]:
+        return getattr(device, "slice_index", None) or 0, device.process_index, device.id
 
-def _place(device: Any) -> tuple[int, int, int]:
-    return (getattr(device, "slice_index", None) or 0, device.process_index, device.id)
+    return sorted(devices, key=place)
 
 
 def axes_across(groups: np.ndarray, axis_names: Sequence[str]) -> tuple[str, ...]:

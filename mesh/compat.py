@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jaxlib.version
 from jax._src import compilation_cache, distributed, source_info_util, xla_bridge
 from jax._src.cudnn import fused_attention_stablehlo
 from jax.extend.core import Literal
-from jax.sharding import AbstractMesh, AxisType
 
 Device: TypeAlias = Any
 """A `jax.Device`, which JAX does not export as a type."""
@@ -37,11 +36,6 @@ def quick_compiler_options() -> dict[str, Any]:
     if jaxlib.version.__version_info__[:2] != (0, 10) or jax.default_backend() != "cpu":
         return {}
     return {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
-
-
-def make_abstract_mesh(shape: tuple[int, ...], axis_names: tuple[str, ...]) -> AbstractMesh:
-    """Returns a mesh without devices, all axes Auto, with which a program can be lowered and typed."""
-    return AbstractMesh(shape, axis_names, axis_types=(AxisType.Auto,) * len(axis_names))
 
 
 def varying_axes(value: Any) -> frozenset[str]:
@@ -76,7 +70,7 @@ def answer_cudnn_checks(capability: str, cudnn_version: int) -> Iterator[None]:
 
     Args:
         capability: The compute capability of the GPU, such as "9.0".
-        cudnn_version: Such as 91000 for cuDNN 9.10.
+        cudnn_version: The version of cuDNN, such as 91000 for 9.10.
     """
     card = tuple(map(int, capability.split(".")))
     answers = {
@@ -105,24 +99,13 @@ def keep_quiet_about_proxies() -> None:
         jax.config.update("jax_check_proxy_envs", False)
 
 
-class Programs(Protocol):
-    """The interface that JAX requires of a compilation cache."""
+def keep_programs(programs: Any) -> None:
+    """Replaces the store of JAX's compilation cache.
 
-    _path: Any
+    `jax_compilation_cache_dir` must be set as well: XLA keeps its own results there.
 
-    def get(self, key: str) -> bytes | None:
-        """Returns the program of a key, or None."""
-        ...
-
-    def put(self, key: str, value: bytes) -> None:
-        """Keeps a program."""
-        ...
-
-
-def keep_programs(programs: Programs | None) -> None:
-    """Lets JAX read and keep compiled programs there from now on, not in a folder that it writes itself; None: nowhere.
-
-    `jax_compilation_cache_dir` is to be set as well: beside that folder XLA keeps its own results.
+    Args:
+        programs: An object with `get(key) -> bytes | None`, `put(key, value)` and `_path`; None to keep no programs.
     """
     compilation_cache.reset_cache()
     if programs is not None:

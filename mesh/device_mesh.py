@@ -9,10 +9,10 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from .axes import AXES, axes_across, check_shape, physical_order, resolve_shape, sizes_text
-from .compat import Device, backend_started, make_abstract_mesh
+from .compat import Device, backend_started
 from .devices import device_name, find_devices, list_devices, simulate
 from .errors import UserError, counted, unknown_name
-from .targets import MARK, Target, target_of
+from .targets import MARK, Target, parse_target
 
 MAX_COLUMNS = 8
 MAX_ROWS = 16
@@ -160,12 +160,13 @@ class DeviceMesh:
     @property
     def target(self) -> Target | None:
         """The target of the devices, if they are not on this machine, see `list_devices(target=...)`."""
-        return target_of(str(self._devices.flat[0]))
+        _, mark, text = str(self._devices.flat[0]).partition(MARK)
+        return parse_target(text) if mark else None
 
     @cached_property
     def abstract_mesh(self) -> AbstractMesh:
         """The JAX mesh without devices, all axes Auto: what a program is lowered for."""
-        return make_abstract_mesh(self.shape, tuple(self._axis_names))
+        return AbstractMesh(self.shape, tuple(self._axis_names), axis_types=(AxisType.Auto,) * len(self._axis_names))
 
     @cached_property
     def axes_across_processes(self) -> tuple[str, ...]:

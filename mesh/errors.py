@@ -90,6 +90,12 @@ def unknown_options(unknown: Iterable[str], known: Iterable[str], key: str, of: 
     return [f"{key}.{name} is not {what}.{did_you_mean(name, known, otherwise='The options are')}" for name in unknown]
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the type and the first line of an error from another library."""
+    line = str(error).strip().partition("\n")[0][:200].rstrip(".")
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
 HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls, except tab and newline
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # these change the direction of text

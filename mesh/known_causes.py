@@ -6,11 +6,10 @@ import re
 import sys
 import traceback
 from concurrent.futures.process import BrokenProcessPool
-from typing import NamedTuple
 
 import jax
 
-from .errors import printable
+from .errors import first_line, printable
 from .exit_codes import FAILED, FINISHED, INVALID_INPUT, TRY_AGAIN
 
 MAX_LINE = 1500
@@ -72,20 +71,12 @@ WORKER_REMEDY = (
 )
 
 
-class Cause(NamedTuple):
-    """The cause of a failure: the exit code, and a message with the fix."""
-
-    exit_code: int
-    message: str
-
-
-def known_cause(error: BaseException) -> Cause | None:
-    """Returns the cause of an error that is not spmdkit's own, or None if it is unexpected."""
+def known_cause(error: BaseException) -> tuple[int, str] | None:
+    """Returns the exit code and the cause, with the fix, of an error that is not spmdkit's own; None = unexpected."""
     if is_out_of_memory(error):
-        return Cause(TRY_AGAIN, f"There is not enough memory: {_first_line(error)}. {MEMORY_REMEDY}")
-    if isinstance(error, RuntimeError):
-        message = lost_worker(error)
-        return Cause(TRY_AGAIN, f"A loader has lost a worker process: {message}. {WORKER_REMEDY}") if message else None
+        return TRY_AGAIN, f"There is not enough memory: {first_line(error)}. {MEMORY_REMEDY}"
+    if isinstance(error, RuntimeError) and (message := lost_worker(error)):
+        return TRY_AGAIN, f"A loader has lost a worker process: {message}. {WORKER_REMEDY}"
     if isinstance(error, ModuleNotFoundError):
         return _missing_module(error)
     if isinstance(error, OSError):
@@ -117,22 +108,20 @@ def lost_worker(error: BaseException) -> str:
     return ""
 
 
-def _file_cause(error: OSError) -> Cause | None:
+def _file_cause(error: OSError) -> tuple[int, str] | None:
     reason = error.strerror or type(error).__name__
     names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
     place = ": ".join([*([" -> ".join(names)] if names else []), reason])
     name = errno.errorcode.get(error.errno or 0)
     if name in MACHINE_ERRORS:
-        return Cause(
-            TRY_AGAIN,
-            f"{place}. Correct this on the machine, then start the same command again: a run goes on where it was.",
-        )
+        fix = "Correct this on the machine, then start the same command again: a run goes on where it was."
+        return TRY_AGAIN, f"{place}. {fix}"
     if error.errno == errno.EFBIG:
-        return Cause(INVALID_INPUT, f"{place}. The file would be larger than allowed (ulimit -f).")
+        return INVALID_INPUT, f"{place}. The file would be larger than allowed (ulimit -f)."
     if names and name in PATH_ERRORS:
-        return Cause(INVALID_INPUT, f"{place}. Correct the path or its permissions, or give another.")
+        return INVALID_INPUT, f"{place}. Correct the path or its permissions, or give another."
     if not names and error.errno == errno.ENOENT and _lost_working_directory():
-        return Cause(INVALID_INPUT, "The working directory was removed. Change to another (cd), then try again.")
+        return INVALID_INPUT, "The working directory was removed. Change to another (cd), then try again."
     return None
 
 
@@ -144,21 +133,14 @@ def _lost_working_directory() -> bool:
     return False
 
 
-def _missing_module(error: ModuleNotFoundError) -> Cause | None:
+def _missing_module(error: ModuleNotFoundError) -> tuple[int, str] | None:
     name = error.name or ""
     if not name or name.split(".")[0] == __name__.split(".")[0]:
         return None
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
     by = f", which {frames[-1].filename} line {frames[-1].lineno} imports" if frames else ""
-    return Cause(
-        INVALID_INPUT,
-        f"Missing module {name}{by}. Install it for {sys.executable}, or put its directory on PYTHONPATH.",
-    )
-
-
-def _first_line(error: BaseException) -> str:
-    line = str(error).strip().partition("\n")[0][:200].rstrip(".")
-    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+    fix = f"Install it for {sys.executable}, or put its directory on PYTHONPATH."
+    return INVALID_INPUT, f"Missing module {name}{by}. {fix}"
 
 
 def report_error(error: BaseException) -> int:
@@ -195,11 +177,11 @@ def _code_and_message(error: BaseException) -> tuple[int, str]:
     lost_peer = _find_lost_peer(error)  # also as the cause of another error
     if lost_peer is not None:
         return TRY_AGAIN, (
-            f"error: This process has lost another one of its run: {_first_line(lost_peer)}. The cause is in the log "
+            f"error: This process has lost another one of its run: {first_line(lost_peer)}. The cause is in the log "
             "of the one that ended first; the same command goes on from the newest checkpoint."
         )
     code = getattr(error, "exit_code", None)
     if code is not None:
         return code, f"error: {error}"
     cause = known_cause(error)
-    return (cause.exit_code, f"error: {cause.message}") if cause else (FAILED, PLEASE_REPORT)
+    return (cause[0], f"error: {cause[1]}") if cause else (FAILED, PLEASE_REPORT)

@@ -43,6 +43,8 @@ class ProcessesMissing(RuntimeError):
 def exchange(name: str, text: str, *, seconds: float, say: Callable[[str], None] = lambda line: None) -> list[str]:
     """Sends a text to all processes of the run, and waits for theirs.
 
+    Unlike a collective, the wait can be long: Gloo gives up 30 seconds after the first process.
+
     Args:
         name: The name of the exchange, used once.
         text: The text of this process.
@@ -77,14 +79,6 @@ def exchange(name: str, text: str, *, seconds: float, say: Callable[[str], None]
             say(f"waiting for {ranks(missing)} at '{name}' ({now - begin:.0f} s)")
             reported = now
         time.sleep(POLL_SECONDS)
-
-
-def wait_for_all(name: str, *, seconds: float, say: Callable[[str], None] = lambda line: None) -> None:
-    """Waits until every process of the run is here; arguments and errors are those of `exchange`.
-
-    Unlike a collective barrier, the wait can be long: Gloo gives up 30 seconds after the first process.
-    """
-    exchange(name, "", seconds=seconds, say=say)
 
 
 def broadcast_text(name: str, text: str, *, seconds: float) -> str:

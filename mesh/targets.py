@@ -11,14 +11,16 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import jax
 import yaml
 from jax.experimental import topologies
+from pydantic import ConfigDict, PositiveFloat, PositiveInt, StringConstraints, ValidationError
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from .compat import Device, answer_cudnn_checks, jax_settings
-from .errors import UserError, unknown_name
+from .errors import UserError, first_line, unknown_name
 
 CARDS = Path(__file__).parent / "cards"
 MARK = "@"
@@ -26,7 +28,7 @@ MARK = "@"
 MAX_DEVICES = 1 << 16
 CUDNN_VERSION = 91000
 """cuDNN 9.10, which `TARGET_CONFIG` names."""
-CUDA_PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
+CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 TARGET_CONFIG = """
 gpu_device_info {{
   threads_per_block_limit: 1024
@@ -60,7 +62,7 @@ class CompilerMissing(UserError):
     """The compiler plugin of a target is not installed."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@pydantic_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
 class Card:
     """One accelerator and its network.
 
@@ -81,18 +83,18 @@ class Card:
     """
 
     name: str
-    compute_capability: str
-    cores: int
-    clock_ghz: float
-    memory_bytes: int
-    memory_bandwidth: float
-    l2_bytes: int
-    shared_memory: int
-    shared_memory_per_block: int
-    flops: Mapping[str, float]
-    gpus_per_host: int
-    link: float
-    network: float
+    compute_capability: Annotated[str, StringConstraints(pattern=r"^\d+\.\d+$")]
+    cores: PositiveInt
+    clock_ghz: PositiveFloat
+    memory_bytes: PositiveInt
+    memory_bandwidth: PositiveFloat
+    l2_bytes: PositiveInt
+    shared_memory: PositiveInt
+    shared_memory_per_block: PositiveInt
+    flops: Mapping[str, PositiveFloat]
+    gpus_per_host: PositiveInt
+    link: PositiveFloat
+    network: PositiveFloat
 
     def target_config(self) -> str:
         """Returns the text that XLA's compiler needs in place of a device."""
@@ -159,12 +161,6 @@ def parse_target(text: str) -> Target:
     return Target(text, found, hosts, gpus)
 
 
-def target_of(device: str) -> Target | None:
-    """Returns the target of a device by its name; None for a device of JAX."""
-    _, mark, text = device.partition(MARK)
-    return parse_target(text) if mark else None
-
-
 @contextmanager
 def compiling_for(target: Target | None) -> Iterator[None]:
     """Lets programs be lowered and compiled for a target; None means the devices of this machine.
@@ -185,7 +181,7 @@ def compiling_for(target: Target | None) -> Iterator[None]:
 
 def has_compiler() -> bool:
     """Returns True if the compiler of targets is installed."""
-    return any(_is_installed(plugin) for plugin in CUDA_PLUGINS)
+    return any(map(find_spec, CUDA_PLUGINS))
 
 
 @cache
@@ -209,20 +205,9 @@ def target_devices(text: str) -> Mapping[str, Device]:
             target_config=target.card.target_config(),
         ).devices
     except Exception as error:  # the plugin's own errors: another version, or a card that it does not know
-        raise UserError(f"target {text!r}: JAX's CUDA compiler cannot describe it: {_first_line(error)}") from error
+        raise UserError(f"target {text!r}: JAX's CUDA compiler cannot describe it: {first_line(error)}") from error
     ordered = sorted(devices, key=lambda device: device.id)
     return dict(zip(target.device_names(), ordered, strict=True))
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent
-        return False
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def _read_card(card: str) -> Card:
@@ -231,37 +216,9 @@ def _read_card(card: str) -> Card:
     if card not in known and path.suffix not in (".yaml", ".yml"):
         raise UserError(f"{unknown_name('target', card, known)} For another one, write the path of a YAML file.")
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        return Card(**yaml.safe_load(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        problem = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise UserError(f"target file {path}: {problem}. {CARDS / 'h100.yaml'} is an example.") from error
+    except (OSError, TypeError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"target file {path}: {error}") from error
-    return _make_card(path, values)
-
-
-def _make_card(path: Path, values: Any) -> Card:
-    """Returns the card of a file; UserError with all problems of its keys."""
-    types = {field.name: field.type for field in dataclasses.fields(Card)}
-    if not isinstance(values, Mapping) or values.keys() != types.keys():
-        given = set(values) if isinstance(values, Mapping) else set()
-        missing, unknown = sorted(types.keys() - given), sorted(map(str, given - types.keys()))
-        raise UserError(
-            f"target file {path}: missing keys: {', '.join(missing) or 'none'}; unknown keys: "
-            f"{', '.join(unknown) or 'none'}. {CARDS / 'h100.yaml'} is an example."
-        )
-    problems = []
-    for key, value in values.items():
-        for name, number in value.items() if key == "flops" and isinstance(value, Mapping) else [(key, value)]:
-            if types[key] is str:
-                valid = isinstance(number, str) and (key == "name" or _is_version(number))
-            else:
-                valid = isinstance(number, int | float) and 0 < number < math.inf
-                valid = valid and (types[key] is not int or isinstance(number, int))
-            if not valid:
-                problems.append(f"{name}: invalid value {number!r}")
-    if problems:
-        raise UserError(f"target file {path}: {'; '.join(problems)}. {CARDS / 'h100.yaml'} is an example.")
-    return Card(**values)
-
-
-def _is_version(text: str) -> bool:
-    major, _, minor = text.partition(".")
-    return major.isdigit() and minor.isdigit()

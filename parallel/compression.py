@@ -37,7 +37,7 @@ section 2.1; Wang et al. 2023, "ZeRO++", section 3.3 (quantized gradients by all
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -91,13 +91,14 @@ class _Bucket(NamedTuple):
     rows: int
 
 
-def _buckets(layouts: Sequence[TensorLayout], sizes: Sequence[int], axes: tuple[str, ...]) -> list[_Bucket]:
-    missing = [axes_to_sum(layout, axes) for layout in layouts]
+def _buckets(plan: ShardingPlan) -> list[_Bucket]:
+    leaves = plan.trained.update_table.rows
+    missing = [axes_to_sum(leaf.layout, plan.summed_axes) for leaf in leaves]
     buckets = []
     for lacking in dict.fromkeys(lacking for lacking in missing if lacking):
         members = tuple(index for index, other in enumerate(missing) if other == lacking)
-        devices = prod(layouts[0].mesh.axis_size(axis) for axis in lacking)
-        rows = sum(_rows(sizes[index]) for index in members)
+        devices = prod(plan.mesh_size(axis) for axis in lacking)
+        rows = sum(_rows(leaves[index].elements_per_device) for index in members)
         buckets.append(_Bucket(lacking, members, devices, -(-rows // devices) * devices))
     return buckets
 
@@ -107,41 +108,15 @@ def _rows(elements: int) -> int:
 
 
 def reduce(found: Reduced, plan: ShardingPlan) -> Reduced:
-    """Sums scalars exactly and gradients in 8 bits, if compression is enabled."""
+    """Sums scalars exactly and gradients in 8 bits, if compression is enabled; errors are not scaled by the loss
+    scale."""
     if not plan.compressed:
         return found
-    layouts, axes = plan.update_table.layouts, plan.summed_axes
-    reduced = reduce_gradients(found.gradients, found.scalars, found.errors, layouts, axes, found.scale)
-    return Reduced(*reduced, found.scale)
-
-
-def reduce_gradients(
-    gradients: Any,
-    scalars: Sequence[Array],
-    errors: Errors,
-    layouts: Any,
-    axes: tuple[str, ...],
-    scale: Array | None = None,
-) -> tuple[Any, list[Array], Errors]:
-    """Sums gradients and a few scalars over the mesh, as `data.reduce_gradients`, the gradients in 8 bits.
-
-    Args:
-        gradients: Local gradients in the layouts of their parameters; sharded ones are summed over their own axes.
-        scalars: Other local sums: of the loss, of the weights, of metrics.
-        errors: This device's errors of the previous step.
-        layouts: The parameters' `TensorLayout`s, a pytree of the gradients' structure.
-        axes: The mesh axes over which devices have shares of the loss.
-        scale: The factor of the loss; None for no factor. Errors are not scaled.
-
-    Returns:
-        Gradients in their own dtype and the scalars, summed over all devices, and the errors of this step.
-    """
-    leaves, treedef = jax.tree.flatten(gradients)
-    summed_scalars = list(lax.psum(list(order_after(leaves, list(scalars))), axes))
-    weight = scaled(jnp.where(summed_scalars[1] == 0, 1, summed_scalars[1]), scale).astype(jnp.float32)
+    leaves, treedef = jax.tree.flatten(found.gradients)
+    scalars = list(lax.psum(list(order_after(leaves, list(found.scalars))), plan.summed_axes))
+    weight = scaled(jnp.where(scalars[1] == 0, 1, scalars[1]), found.scale).astype(jnp.float32)
     reduced, sent, returned = list(leaves), [], []
-    buckets = _buckets(treedef.flatten_up_to(layouts), [leaf.size for leaf in leaves], axes)
-    for bucket, owed, owed_sum in zip(buckets, errors.sent, errors.returned, strict=True):
+    for bucket, owed, owed_sum in zip(_buckets(plan), found.errors.sent, found.errors.returned, strict=True):
         members = [leaves[index] for index in bucket.members]
         mean = _as_rows([leaf.astype(jnp.float32) / weight for leaf in members], bucket.rows)
         total, own_error, sum_error = _exchange(mean, owed[0], owed_sum[0], bucket.axes)
@@ -149,7 +124,8 @@ def reduce_gradients(
         returned.append(sum_error[None])
         for index, leaf in zip(bucket.members, _as_leaves(total * weight, members), strict=True):
             reduced[index] = leaf.astype(leaves[index].dtype)
-    return jax.tree.unflatten(treedef, reduced), summed_scalars, Errors(tuple(sent), tuple(returned))
+    errors = Errors(tuple(sent), tuple(returned))
+    return Reduced(jax.tree.unflatten(treedef, reduced), scalars, errors, found.scale)
 
 
 def _exchange(mean_RB: Array, owed_RB: Array, owed_sum_SB: Array, axes: tuple[str, ...]) -> tuple[Array, Array, Array]:
@@ -209,15 +185,12 @@ def _as_leaves(rows_RB: Array, like: Sequence[Array]) -> list[Array]:
 
 def errors_table(plan: ShardingPlan) -> LayoutTable:
     """Returns the layouts of `Errors`: each device has its own errors."""
-    mesh, rows = plan.mesh, plan.trained.update_table.rows
-    sizes = [prod(row.layout.shard_shape(row.shape)) for row in rows]
-    buckets = _buckets([row.layout for row in rows], sizes, plan.summed_axes)
     sent, returned = [], []
-    for number, bucket in enumerate(buckets):
+    for number, bucket in enumerate(_buckets(plan)):
         sent.append(_errors_row(f"sent/{number}", plan, bucket.rows))
         returned.append(_errors_row(f"returned/{number}", plan, bucket.rows // bucket.devices))
     treedef = jax.tree.structure(Errors(tuple(sent), tuple(returned)))
-    return LayoutTable(rows=(*sent, *returned), treedef=treedef, mesh=mesh)
+    return LayoutTable(rows=(*sent, *returned), treedef=treedef, mesh=plan.mesh)
 
 
 def _errors_row(path: str, plan: ShardingPlan, rows: int) -> LayoutRow:
@@ -231,14 +204,11 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
     """Returns the collectives of one step: the scalars' all-reduce, and two collectives for each bucket."""
     if not plan.compressed:
         return []
-    table, axes, reduce_dtype = plan.trained.update_table, plan.summed_axes, plan.options.precision.reduce
-    layouts = [row.layout for row in table.rows]
-    sizes = [prod(row.layout.shard_shape(row.shape)) for row in table.rows]
-    missing = [axes_to_sum(layout, axes) for layout in layouts]
-    complete = any(not lacking for lacking in missing)
+    axes = plan.summed_axes
+    complete = any(not axes_to_sum(row.layout, axes) for row in plan.trained.update_table.rows)
     scalars = SCALARS + counts.metrics + complete
-    lines = [Collective("all-reduce", axes, 1, scalars * scalar_width(reduce_dtype))]
-    for bucket in _buckets(layouts, sizes, axes):
+    lines = [Collective("all-reduce", axes, 1, scalars * scalar_width(plan.options.precision.reduce))]
+    for bucket in _buckets(plan):
         packed = bucket.rows * (BLOCK + SCALE_BYTES)
         lines += [Collective(kind, bucket.axes, 1, packed) for kind in ("all-to-all", "all-gather")]
     return lines

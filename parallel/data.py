@@ -27,7 +27,6 @@ Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data P
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Annotated, Any, Literal
 
 import jax
@@ -207,7 +206,7 @@ def _all_reduces(rows: Sequence[LayoutRow], axes: tuple[str, ...], width: int, s
     lines = []
     for bucket in _buckets(missing, axes):
         members = [row for row, lacking in zip(rows, missing, strict=True) if lacking == bucket]
-        size = width * sum(map(_shard_elements, members)) + (scalars if bucket == axes else 0)
+        size = width * sum(row.elements_per_device for row in members) + (scalars if bucket == axes else 0)
         if size:
             lines.append(Collective("all-reduce", bucket, 1, size))
     return lines
@@ -216,7 +215,3 @@ def _all_reduces(rows: Sequence[LayoutRow], axes: tuple[str, ...], width: int, s
 def scalar_width(reduce_dtype: str) -> int:
     """Returns the bytes of a loss or a weight: float32, or float64 if gradients are."""
     return max(4, jnp.dtype(reduce_dtype).itemsize)
-
-
-def _shard_elements(row: LayoutRow) -> int:
-    return prod(row.layout.shard_shape(row.shape))

@@ -30,8 +30,7 @@ Source: Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training o
 """
 
 from dataclasses import replace
-from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax import Array, ShapeDtypeStruct, lax
@@ -74,13 +73,10 @@ def copies_table(table: LayoutTable) -> LayoutTable:
 
     def copied(row: LayoutRow) -> LayoutRow:
         leaf = ShapeDtypeStruct((groups, *row.shape), row.dtype)
-        return make_row(row.path, leaf, "local steps: each group its own", _copied(row.layout))
+        layout = TensorLayout((AXIS, *row.layout.axes), table.mesh)
+        return make_row(row.path, leaf, "local steps: each group its own", layout)
 
     return replace(table, rows=tuple(map(copied, table.rows)))
-
-
-def _copied(layout: TensorLayout) -> TensorLayout:
-    return TensorLayout((AXIS, *layout.axes), layout.device_mesh)
 
 
 def extra_table(table: LayoutTable) -> LayoutTable:
@@ -109,21 +105,14 @@ def outer_step(
     rate, decay = config.outer_learning_rate, config.outer_momentum
 
     def end_round(params: Params, copies: Params, momentum: Params) -> tuple[Params, Params, Params]:
-        away = jax.tree.map(lambda shared, own: (shared - own).astype(reduce_dtype), params, copies)
-        away = jax.tree.map(lambda leaf, like: (leaf / lax.axis_size(AXIS)).astype(like.dtype), _psum(away), params)
+        away = lax.psum(jax.tree.map(lambda shared, own: (shared - own).astype(reduce_dtype), params, copies), AXIS)
+        away = jax.tree.map(lambda leaf, like: (leaf / lax.axis_size(AXIS)).astype(like.dtype), away, params)
         momentum = jax.tree.map(lambda old, new: decay * old + new, momentum, away)
         params = jax.tree.map(lambda leaf, a, m: leaf - rate * (a + decay * m), params, away, momentum)
         return params, jax.tree.map(lambda leaf: lax.pcast(leaf, AXIS, to="varying"), params), momentum
 
-    def keep(params: Params, copies: Params, momentum: Params) -> tuple[Params, Params, Params]:
-        return params, copies, momentum
-
-    return lax.cond(step % config.local_steps == 0, end_round, keep, params, copies, momentum)
-
-
-def _psum(tree: Any) -> Any:
-    leaves, treedef = jax.tree.flatten(tree)
-    return jax.tree.unflatten(treedef, lax.psum(leaves, AXIS))
+    is_due = step % config.local_steps == 0
+    return lax.cond(is_due, end_round, lambda *unchanged: unchanged, params, copies, momentum)
 
 
 def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
@@ -132,7 +121,7 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
     if not plan.local_steps:
         return []
     rows, reduce_dtype = plan.trained.table.rows, plan.options.precision.reduce
-    elements = sum(prod(row.layout.shard_shape(row.shape)) for row in rows)
+    elements = sum(row.elements_per_device for row in rows)
     return [
         Collective("all-reduce", (AXIS,), 1, (METRICS + counts.metrics) * scalar_width(reduce_dtype)),
         Collective("all-reduce", (AXIS,), 1, elements * wire_bytes(reduce_dtype, platform)),

@@ -46,20 +46,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ..layouts.tensor_layout import TensorLayout
 from .collectives import Collective, StepCounts, Traffic, wire_bytes
 from .options import check_options
-from .plan import (
-    MeshPlan,
-    Parameter,
-    ShardingPlan,
-    as_stored,
-    no_problems,
-    split_by_model,
-    splits_nothing,
-    summed_elsewhere,
-    unchanged,
-)
+from .plan import ShardingPlan, as_stored, no_problems, split_by_model, splits_nothing, summed_elsewhere, unchanged
 
 AXIS = "expert"
 MIN_BLOCK, MAX_BLOCK = 8, 512
@@ -78,16 +67,12 @@ class ExpertConfig:
 
 OPTIONS = ExpertConfig
 SPLITS = ("rows", "parameters", "work")
+layout = split_by_model(AXIS)
 update_layout = splits_nothing
 used_layout = as_stored
 begin = finish = unchanged
 reduce = summed_elsewhere
 check = no_problems
-
-
-def layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
-    """Returns the layout of one parameter: split like the model splits it."""
-    return split_by_model(parameter, placed, AXIS)
 
 
 def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
@@ -226,9 +211,7 @@ def dispatch(placed: Placement, x_ND: Array) -> tuple[Array, Array]:
     devices, experts, rows, block = placed.buffer
     x_MD = _take_rows(x_ND, placed.choice_M // placed.row_Nk.shape[1], placed.row_Nk)
     count_Xe = placed.count_E.reshape(devices, experts)
-    if devices > 1:
-        x_MD = _exchange(x_MD)
-        count_Xe = _exchange(count_Xe)
+    x_MD, count_Xe = _exchange(x_MD, devices), _exchange(count_Xe, devices)
     end_Xe = jnp.cumsum(-(-count_Xe // block), axis=1)
     expert_Xb = jnp.sum(jnp.arange(rows // block)[None, :, None] >= end_Xe[:, None, :], axis=2, dtype=jnp.int32)
     return x_MD, expert_Xb.reshape(-1)
@@ -236,15 +219,14 @@ def dispatch(placed: Placement, x_ND: Array) -> tuple[Array, Array]:
 
 def combine(placed: Placement, y_MD: Array) -> Array:
     """Returns the results of experts to their positions: (X * R, D) to (N, k, D), zeros for dropped choices."""
-    if placed.buffer.devices > 1:
-        y_MD = _exchange(y_MD)
+    y_MD = _exchange(y_MD, placed.buffer.devices)
     y_nD = _take_rows(y_MD, placed.row_Nk.reshape(-1), placed.choice_M[:, None])
     return y_nD.reshape(*placed.row_Nk.shape, -1)
 
 
-def _exchange(x_M: Array) -> Array:
+def _exchange(x_M: Array, devices: int) -> Array:
     """Sends part i of dim 0 to device i, and receives part i from device i. It is its own transpose."""
-    return lax.all_to_all(x_M, AXIS, split_axis=0, concat_axis=0, tiled=True)
+    return x_M if devices == 1 else lax.all_to_all(x_M, AXIS, split_axis=0, concat_axis=0, tiled=True)
 
 
 @jax.custom_vjp

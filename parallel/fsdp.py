@@ -236,9 +236,7 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
         )
         for names, elements in _gathered_sizes(row.layout, row.shape, axes, first=int(in_block)):
             lines.append(Collective("all-gather", names, gathers, gathers * stack * elements * computed))
-        for names, elements in (
-            _gathered_sizes(gradient.layout, row.shape, axes, first=int(in_block)) if scatters else ()
-        ):
+        for names, elements in _gathered_sizes(gradient.layout, row.shape, axes, first=int(in_block)):
             lines.append(Collective("reduce-scatter", names, scatters, scatters * elements * summed))
     return lines
 

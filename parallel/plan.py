@@ -94,19 +94,9 @@ class MeshPlan:
         return tuple(axis for axis in self.manual_axes if not (self.local_steps and axis == "data"))
 
     @property
-    def loops_in_blocks(self) -> bool:
-        """True if a block contains loops of collectives: those of a ring of more than two devices."""
-        return self.mesh_size("context") > 2
-
-    @property
     def platform(self) -> str:
         """The platform of the mesh's devices: "cpu" (simulated devices), "cuda", "tpu", ..."""
         return str(self.mesh.devices.flat[0]).split(":")[0]
-
-    @property
-    def num_batch_shards(self) -> int:
-        """The number of pieces that the rows of a batch are split into."""
-        return self.eval_rows.total
 
     @property
     def eval_rows(self) -> RowSplit:
@@ -265,13 +255,17 @@ def splits_nothing(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -
     return placed, ""
 
 
-def split_by_model(parameter: Parameter, placed: TensorLayout, axis: str) -> tuple[TensorLayout, str]:
-    """Implements `layout` for a strategy with an axis over which the model splits its own work."""
-    dims = [dim for dim, name in enumerate(parameter.split_by_model) if name == axis]
-    for dim in dims:
-        placed = add_axis(placed, dim, axis, placed.mesh)
-    split = placed.mesh.axis_size(axis) > 1
-    return placed, "; ".join(f"{axis}: dim {dim}" for dim in dims if split)
+def split_by_model(axis: str) -> Callable[[Parameter, TensorLayout, MeshPlan], tuple[TensorLayout, str]]:
+    """Returns the `layout` of a strategy with an axis over which the model splits its own work."""
+
+    def layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
+        dims = [dim for dim, name in enumerate(parameter.split_by_model) if name == axis]
+        for dim in dims:
+            placed = add_axis(placed, dim, axis, plan.mesh)
+        split = plan.mesh.axis_size(axis) > 1
+        return placed, "; ".join(f"{axis}: dim {dim}" for dim in dims if split)
+
+    return layout
 
 
 def as_stored(path: str, layout: TensorLayout) -> TensorLayout:

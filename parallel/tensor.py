@@ -44,20 +44,9 @@ from typing import Literal
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ..layouts.tensor_layout import TensorLayout
 from .collectives import Collective, StepCounts
 from .options import check_options
-from .plan import (
-    MeshPlan,
-    Parameter,
-    ShardingPlan,
-    as_stored,
-    no_problems,
-    split_by_model,
-    splits_nothing,
-    summed_elsewhere,
-    unchanged,
-)
+from .plan import ShardingPlan, as_stored, no_problems, split_by_model, splits_nothing, summed_elsewhere, unchanged
 from .xla.collective_matmul import ring_gather_products, ring_product_scatter
 from .xla.product import product
 
@@ -81,16 +70,12 @@ class TensorConfig:
 
 OPTIONS = TensorConfig
 SPLITS = ("parameters", "work")
+layout = split_by_model(AXIS)
 update_layout = splits_nothing
 used_layout = as_stored
 begin = finish = unchanged
 reduce = summed_elsewhere
 check = no_problems
-
-
-def layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
-    """Returns the layout of one parameter: split like the model splits it."""
-    return split_by_model(parameter, placed, AXIS)
 
 
 def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:

@@ -28,7 +28,6 @@ and 5.2.
 """
 
 from collections.abc import Collection
-from math import prod
 from typing import Any
 
 import jax
@@ -36,16 +35,7 @@ from jax import Array, lax
 
 from ..layouts.tensor_layout import TensorLayout, split_further
 from .collectives import Collective, StepCounts, wire_bytes
-from .plan import (
-    MeshPlan,
-    Parameter,
-    ShardingPlan,
-    as_stored,
-    no_problems,
-    splits_nothing,
-    summed_elsewhere,
-    unchanged,
-)
+from .plan import MeshPlan, Parameter, ShardingPlan, as_stored, no_problems, splits_nothing, summed_elsewhere, unchanged
 
 AXIS = "data"
 OPTIONS = None
@@ -74,25 +64,13 @@ def update_layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) ->
 
 
 def finish(gradients: Any, plan: ShardingPlan) -> Any:
-    """Scatters the gradients of an entire step, in stage 1."""
+    """Sums the gradients of an entire step over `data` and keeps this device's shards, in stage 1.
+
+    Gradients that stay whole remain partial sums.
+    """
     if plan.zero != 1:
         return gradients
     reduce_dtype = plan.options.precision.reduce
-    return scatter_gradients(gradients, plan.table.layouts, plan.update_table.layouts, reduce_dtype)
-
-
-def scatter_gradients(gradients: Any, layouts: Any, update_layouts: Any, reduce_dtype: str) -> Any:
-    """Sums gradients over `data` and keeps this device's shards, in stage 1.
-
-    Args:
-        gradients: The per-device gradients in the layouts of their parameters, summed over all microbatches.
-        layouts: The parameters' `TensorLayout`s.
-        update_layouts: The layouts of the update, from `update_layout`.
-        reduce_dtype: The dtype of the sums.
-
-    Returns:
-        Gradients in their own dtype and the layouts of the update; those that stay whole remain partial sums.
-    """
 
     def scatter(gradient: Array, layout: TensorLayout, update: TensorLayout) -> Array:
         dim = _scattered_dim(layout, update)
@@ -101,7 +79,7 @@ def scatter_gradients(gradients: Any, layouts: Any, update_layouts: Any, reduce_
         summed = lax.psum_scatter(gradient.astype(reduce_dtype), AXIS, scatter_dimension=dim, tiled=True)
         return summed.astype(gradient.dtype)
 
-    return jax.tree.map(scatter, gradients, layouts, update_layouts)
+    return jax.tree.map(scatter, gradients, plan.table.layouts, plan.update_table.layouts)
 
 
 def gradient_carriers(params: Any, layouts: Any, update_layouts: Any) -> Any:
@@ -149,7 +127,7 @@ def _scattered(plan: ShardingPlan, without: Collection[str] = ()) -> list[tuple[
     """Returns the stored dtype and the elements on a device of each parameter with an update that is split further."""
     rows = zip(plan.table.rows, plan.update_table.rows, strict=True)
     return [
-        (row.dtype, prod(row.layout.shard_shape(row.shape)))
+        (row.dtype, row.elements_per_device)
         for row, target in rows
         if _scattered_dim(row.layout, target.layout) is not None and row.path not in without
     ]

@@ -126,7 +126,7 @@ def state_bytes(built: Built) -> dict[str, int]:
         "optimizer": step.optimizer_table.bytes_per_device,
         **({"slow links": step.extra_table.bytes_per_device} if step.extra_table.rows else {}),
         "gradients": table.bytes_per_device,
-        "batch": batch // built.layouts.num_batch_shards,
+        "batch": batch // built.layouts.eval_rows.total,
     }
 
 

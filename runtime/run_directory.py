@@ -15,7 +15,7 @@ from ..configs.yaml_reader import read_yaml
 from ..layouts.paths import flatten_mapping
 from ..mesh.errors import UserError
 from ..mesh.files import absolute_path, write_text
-from ..mesh.processes import is_main_process, print_progress, wait_for_all
+from ..mesh.processes import exchange, is_main_process, print_progress
 from ..training.metrics import read_metrics
 from ..training.run_files import PIECES, reason
 from .machine_check import MACHINE, check_directory, explain_unusable
@@ -229,4 +229,4 @@ def _get(values: Any, key: str) -> Any:
 
 
 def _wait_for_all(what: str, seconds: float) -> None:
-    wait_for_all(what, seconds=seconds, say=print_progress if is_main_process() else (lambda line: None))
+    exchange(what, "", seconds=seconds, say=print_progress if is_main_process() else (lambda line: None))

@@ -6,7 +6,7 @@ XLA removes operations that no result depends on, and so does the count here.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,7 +16,7 @@ from jax import Array
 from ...layouts.paths import leaves_with_paths
 from ...mesh.keys import make_key
 from ..collectives import Collective, Traffic, wire_bytes
-from ..model import Activations, BlockModel, Params
+from ..model import AbstractBatch, Activations, BlockModel, Params
 from ..plan import ShardingPlan
 from ..xla.graph import Graph, dependencies, trace
 from ..xla.primitives import GATHERS, gathered_over
@@ -41,9 +41,7 @@ class BackwardGathers(NamedTuple):
     first: frozenset[str]
 
 
-def find_backward_gathers(
-    model: BlockModel, plan: ShardingPlan, microbatch: Mapping[str, jax.ShapeDtypeStruct]
-) -> BackwardGathers:
+def find_backward_gathers(model: BlockModel, plan: ShardingPlan, microbatch: AbstractBatch) -> BackwardGathers:
     """Returns the parameters that backward gathers again, block by block.
 
     Args:
@@ -70,11 +68,7 @@ def find_backward_gathers(
 
 
 def find_backward_all_to_alls(
-    model: BlockModel,
-    plan: ShardingPlan,
-    microbatch: Mapping[str, jax.ShapeDtypeStruct],
-    moved: Traffic,
-    platform: str,
+    model: BlockModel, plan: ShardingPlan, microbatch: AbstractBatch, moved: Traffic, platform: str
 ) -> tuple[Collective, ...]:
     """Returns the lines of `moved.again` without the all-to-alls that no gradient depends on.
 

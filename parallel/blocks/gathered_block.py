@@ -45,7 +45,7 @@ def gathered_block(
     stored, reduced = block_layouts(plan)
     axes, precision = plan.gather_axes, plan.options.precision
     trained = block_layouts(plan.trained)[1]
-    orders_loops = plan.gathers_blocks and plan.loops_in_blocks
+    orders_loops = plan.gathers_blocks and plan.mesh_size("context") > 2  # a ring loops over collectives in a block
 
     def block(x: Activations, shards: Params, kept: Params | None, key: Array | None) -> Activations:
         if reduces_in_backward(plan):

@@ -1,6 +1,6 @@
 """A model as a pipeline stage calls it: embed, block and head, including the gathers and casts of parameters."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from ...mesh.keys import make_key
 from ..fsdp import attach, gather
-from ..model import Activations, Batch, BlockModel, Params
+from ..model import AbstractBatch, Activations, Batch, BlockModel, Params
 from ..model.loss_sums import LossSums, as_sums
 from ..plan import ShardingPlan
 from .forward import Kept, part_of, without_blocks
@@ -77,10 +77,7 @@ def recomputes_output(plan: ShardingPlan) -> bool:
 
 
 def on_activations(
-    function: Callable[[Params, Activations], Result],
-    model: BlockModel,
-    plan: ShardingPlan,
-    microbatch: Mapping[str, jax.ShapeDtypeStruct],
+    function: Callable[[Params, Activations], Result], model: BlockModel, plan: ShardingPlan, microbatch: AbstractBatch
 ) -> Result:
     """Calls a function inside the `shard_map` of a step, on traced values. Nothing runs.
 

@@ -97,13 +97,11 @@ def run_prefetched(
     stack = make_stack(model, plan, shards, x, key_data)
 
     @jax.custom_vjp
-    def run(
-        shards: Params, frozen: Params, differentiable: list[Array], others: list[Array], key_data: Array | None
-    ) -> Activations:
-        return stack.forward(shards, frozen, differentiable, others, key_data)[0]
+    def run(*arguments: Any) -> Activations:
+        return stack.forward(*arguments)[0]
 
     run.defvjp(stack.forward, stack.backward)
-    return run(*shards, *split_differentiable(x), key_data)
+    return run(shards, *split_differentiable(x), key_data)
 
 
 def make_stack(
@@ -180,14 +178,7 @@ class Stack:
         gradients, dx = jax.vjp(recompute, trained, differentiable)[1](dy)
         return dx, gradients
 
-    def forward(
-        self,
-        trained: Params,
-        frozen: Params,
-        differentiable: list[Array],
-        others: list[Array],
-        key_data: Array | None,
-    ) -> Any:
+    def forward(self, shards: Shards, differentiable: list[Array], others: list[Array], key_data: Array | None) -> Any:
         """Runs all blocks forward; returns the activations, and the residuals for `backward`."""
         final = self.num_blocks - 1
 
@@ -197,7 +188,7 @@ class Stack:
             return (x, self.gather(shards, index + 1, done=split_differentiable(x)[0])), residuals
 
         # Without this barrier, XLA moves the gathers out of a loop over microbatches.
-        shards, differentiable = lax.optimization_barrier(((trained, frozen), differentiable))
+        shards, differentiable = lax.optimization_barrier((shards, differentiable))
         entering = (join_differentiable(self.x, differentiable, others), self.gather(shards, 0))
         (leaving, params), residuals = lax.scan(turn, entering, jnp.arange(final))
         leaving, last = self.run(params, leaving, self.key_of(key_data, final))
@@ -227,7 +218,7 @@ class Stack:
         )
         (dx, _, own), second = turn(carry, jax.tree.map(lambda leaf: leaf[0], residuals), 0)
         gradients = [_stacked(self.scatter(own, done=dx)), _stacked(second), middle]
-        return jax.tree.map(lambda *parts: jnp.concatenate(parts), *gradients), None, dx, None, None
+        return (jax.tree.map(lambda *parts: jnp.concatenate(parts), *gradients), None), dx, None, None
 
 
 def _order_backward(shards: Shards, residuals: Any) -> tuple[Shards, Any]:

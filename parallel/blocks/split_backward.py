@@ -31,7 +31,7 @@ Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2 and figure
 
 from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -51,26 +51,53 @@ Indices: TypeAlias = set[int]
 """Equations, by their place in the graph."""
 
 
-class SplitBlock(NamedTuple):
-    """The three parts of a block, per-device functions for the inside of the `shard_map` they were split in.
+class SplitBlock:
+    """The parts of a block, per-device functions for the inside of the `shard_map` they were split in.
+
+    dx and dy are lists, one array for each differentiable leaf of x, see `split_differentiable`.
 
     Attributes:
-        forward: `forward(params, x, extra) -> (y, residuals)`.
-        recompute: `recompute(params, x, extra) -> residuals`: forward without what y alone needs, such as the block's
-            last product.
-        backward_input: `backward_input(params, extra, residuals, dy) -> (dx, deferred)`; dx and dy are lists, one for
-            each differentiable leaf of x, see `split_differentiable`.
-        backward_weight: `backward_weight(params, extra, residuals, deferred) -> gradients`, a tree like the parameters.
         residuals: Shapes and dtypes of what forward leaves.
         deferred: Shapes and dtypes of what backward to the input leaves.
     """
 
-    forward: Callable[[Params, Activations, Extra], tuple[Activations, Held]]
-    recompute: Callable[[Params, Activations, Extra], Held]
-    backward_input: Callable[[Params, Extra, Held, list[Array]], tuple[list[Array], Held]]
-    backward_weight: Callable[[Params, Extra, Held, Held], Params]
-    residuals: tuple[jax.ShapeDtypeStruct, ...]
-    deferred: tuple[jax.ShapeDtypeStruct, ...]
+    def __init__(self, parts: "_Parts", params_treedef: Any) -> None:
+        free, residuals, deferred = parts.free_inputs, parts.residuals, parts.deferred
+        self.residuals, self.deferred = _shapes(residuals), _shapes(deferred)
+        self._params_treedef = params_treedef
+        self._num_differentiable, self._num_y, self._num_dx = len(parts.dy), len(parts.y), len(parts.dx)
+        self._run_forward = parts.function([*free, *parts.inputs], [*parts.y, *residuals])
+        self._run_recompute = parts.function([*free, *parts.inputs], residuals)
+        self._run_input = parts.function([*free, *residuals, *parts.dy], [*parts.dx, *deferred])
+        self._run_weight = parts.function([*free, *residuals, *deferred], parts.gradients)
+
+    def forward(self, params: Params, x: Activations, extra: Extra) -> tuple[Activations, Held]:
+        """Returns y and the residuals."""
+        differentiable, others = split_differentiable(x)
+        results = self._run_forward(*jax.tree.leaves((params, extra)), *differentiable, *others)
+        y, residuals = results[: self._num_y], results[self._num_y :]
+        return join_differentiable(x, y[: self._num_differentiable], y[self._num_differentiable :]), tuple(residuals)
+
+    def recompute(self, params: Params, x: Activations, extra: Extra) -> Held:
+        """Returns the residuals: forward without what y alone needs, such as the block's last product."""
+        differentiable, others = split_differentiable(x)
+        return tuple(self._run_recompute(*jax.tree.leaves((params, extra)), *differentiable, *others))
+
+    def backward_input(
+        self, params: Params, extra: Extra, residuals: Held, dy: list[Array]
+    ) -> tuple[list[Array], Held]:
+        """Returns dx and the deferred values."""
+        results = self._run_input(*jax.tree.leaves((params, extra)), *residuals, *dy)
+        return results[: self._num_dx], tuple(results[self._num_dx :])
+
+    def backward_weight(self, params: Params, extra: Extra, residuals: Held, deferred: Held) -> Params:
+        """Returns the gradients, a tree like the parameters."""
+        gradients = self._run_weight(*jax.tree.leaves((params, extra)), *residuals, *deferred)
+        return jax.tree.unflatten(self._params_treedef, gradients)
+
+
+def _shapes(variables: list[Variable]) -> tuple[jax.ShapeDtypeStruct, ...]:
+    return tuple(jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype) for variable in variables)
 
 
 def split_block(
@@ -99,11 +126,10 @@ def split_block(
     arguments = (params, extra, differentiable, others, differentiable)
     graph, results = trace(joint, *arguments)
     sizes = [len(jax.tree.leaves(argument)) for argument in arguments]
-    free, inputs, dy = _groups(graph.inputs, [sizes[0] + sizes[1], sizes[2] + sizes[3], sizes[4]])
+    inputs = _groups(graph.inputs, [sizes[0] + sizes[1], sizes[2] + sizes[3], sizes[4]])
     sizes = [len(jax.tree.leaves(result)) for result in results]
-    y, gradients, dx = _groups(graph.outputs, [sizes[0] + sizes[1], sizes[2], sizes[3]])
-    parts = _Parts(graph, free, inputs, dy, y, gradients, dx)
-    return _as_functions(parts, x, jax.tree.structure(params))
+    outputs = _groups(graph.outputs, [sizes[0] + sizes[1], sizes[2], sizes[3]])
+    return SplitBlock(_Parts(graph, inputs, outputs), jax.tree.structure(params))
 
 
 def _groups(variables: list[Variable], sizes: list[int]) -> list[list[Variable]]:
@@ -115,18 +141,17 @@ def _groups(variables: list[Variable], sizes: list[int]) -> list[list[Variable]]
 class _Parts:
     """The equations of F, B and W, and the variables that pass between them."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        free: list[Variable],
-        inputs: list[Variable],
-        dy: list[Variable],
-        y: list[Variable],
-        gradients: list[Variable],
-        dx: list[Variable],
-    ) -> None:
-        self.graph, self.inputs, self.free_inputs, self.dy = graph, inputs, free, dy
-        self.y, self.gradients, self.dx = y, gradients, dx
+    def __init__(self, graph: Graph, inputs: list[list[Variable]], outputs: list[list[Variable]]) -> None:
+        """Splits a graph.
+
+        Args:
+            graph: Forward and backward of the block.
+            inputs: Its inputs: parameters and extra (`free_inputs`), x (`inputs`), and dy.
+            outputs: Its outputs: y, the gradients of the parameters, and dx.
+        """
+        self.graph = graph
+        self.free_inputs, self.inputs, self.dy = free, x, dy = inputs
+        self.y, self.gradients, self.dx = y, gradients, dx = outputs
         self.producer = {out: index for index, eqn in enumerate(graph.equations) for out in eqn.outvars}
         self.place = {variable: index for index, variable in enumerate([*graph.inputs, *self.producer])}
         self.free = self._free({*free, *graph.constants})
@@ -137,7 +162,7 @@ class _Parts:
         backward, weight = backward | light, weight - light
         early = self._on_gathered(weight)
         backward, weight = backward | early, weight - early
-        made_forward = {*inputs, *self._made(forward)}
+        made_forward = {*x, *self._made(forward)}
         made_backward = {*dy, *self._made(backward)}
         used_later = self._used(backward | weight, [*dx, *gradients])
         self.residuals = self._fewest(used_later & made_forward, [])
@@ -250,37 +275,3 @@ class _Parts:
 
 def _num_bytes(variables: Iterable[Variable]) -> int:
     return sum(variable.aval.size * variable.aval.dtype.itemsize for variable in variables)
-
-
-def _as_functions(parts: _Parts, x: Activations, params_treedef: Any) -> SplitBlock:
-    free, residuals, deferred = parts.free_inputs, parts.residuals, parts.deferred
-    run_forward = parts.function([*free, *parts.inputs], [*parts.y, *residuals])
-    run_recompute = parts.function([*free, *parts.inputs], residuals)
-    run_input = parts.function([*free, *residuals, *parts.dy], [*parts.dx, *deferred])
-    run_weight = parts.function([*free, *residuals, *deferred], parts.gradients)
-    num_differentiable, num_y, num_dx = len(parts.dy), len(parts.y), len(parts.dx)
-
-    def leaves(params: Params, extra: Extra) -> list[Array]:
-        return jax.tree.leaves((params, extra))
-
-    def forward(params: Params, x: Activations, extra: Extra) -> tuple[Activations, Held]:
-        differentiable, others = split_differentiable(x)
-        results = run_forward(*leaves(params, extra), *differentiable, *others)
-        y = join_differentiable(x, results[:num_differentiable], results[num_differentiable:num_y])
-        return y, tuple(results[num_y:])
-
-    def recompute(params: Params, x: Activations, extra: Extra) -> Held:
-        differentiable, others = split_differentiable(x)
-        return tuple(run_recompute(*leaves(params, extra), *differentiable, *others))
-
-    def backward_input(params: Params, extra: Extra, residuals: Held, dy: list[Array]) -> tuple[list[Array], Held]:
-        results = run_input(*leaves(params, extra), *residuals, *dy)
-        return results[:num_dx], tuple(results[num_dx:])
-
-    def backward_weight(params: Params, extra: Extra, residuals: Held, deferred: Held) -> Params:
-        return jax.tree.unflatten(params_treedef, run_weight(*leaves(params, extra), *residuals, *deferred))
-
-    def shapes(variables: list[Variable]) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return tuple(jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype) for variable in variables)
-
-    return SplitBlock(forward, recompute, backward_input, backward_weight, shapes(residuals), shapes(deferred))

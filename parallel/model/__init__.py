@@ -6,6 +6,7 @@ Read first: `definition`; then `loss_sums` (metrics, and the state of a model).
 
 from .definition import LOGITS as LOGITS
 from .definition import ROWS as ROWS
+from .definition import AbstractBatch as AbstractBatch
 from .definition import Activations as Activations
 from .definition import Batch as Batch
 from .definition import BlockModel as BlockModel

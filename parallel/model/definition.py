@@ -28,6 +28,8 @@ Params: TypeAlias = Any
 """A pytree of arrays."""
 Batch: TypeAlias = Mapping[str, Array]
 """Arrays with the rows of the batch on dim 0."""
+AbstractBatch: TypeAlias = Mapping[str, jax.ShapeDtypeStruct]
+"""The shapes and dtypes of a batch."""
 Activations: TypeAlias = Any
 """A pytree of arrays that flows from block to block."""
 ROWS = "predict(params, batch) -> array with the rows of the batch on dim 0"
@@ -149,7 +151,7 @@ class BlockModel:
     flops_of_length: Callable[[int], float] | None = None
     parallelize: Callable[[ParallelContext], "BlockModel"] | None = None
     rules: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
-    traffic: Callable[[str, Mapping[str, jax.ShapeDtypeStruct], str, str], Traffic] | None = None
+    traffic: Callable[[str, AbstractBatch, str, str], Traffic] | None = None
 
     def loss(self, params: dict[str, Params], batch: Batch, key: Array | None) -> Any:
         """Computes the whole loss on one device, without gathering or recomputation: the reference for every

@@ -35,7 +35,7 @@ class Strategy(Protocol):
         """The things split over the axis: rows of a batch, stored parameters, work of the model."""
         ...
 
-    def layout(self, parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
+    def layout(self, parameter: Parameter, placed: TensorLayout, plan: MeshPlan, /) -> tuple[TensorLayout, str]:
         """Adds the axis to the stored layout of a parameter, and returns the reason ("" for no change)."""
         ...
 

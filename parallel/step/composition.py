@@ -10,7 +10,7 @@
     gradients = gradients * (clip_factor / weight)    the one division by the weight of the global batch (and by the
                                                       loss scale: `loss_scaling`)
 
-"In turn" is the order of `STRATEGIES`, that of the mesh axes. Around it: `train_step`, or `diloco_step`.
+"In turn" is the order of `STRATEGIES`, that of the mesh axes. Around it: `train_step`, or `update` for local steps.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from ...layouts.paths import join
@@ -28,7 +28,7 @@ from ...mesh.errors import UserError
 from ...mesh.keys import key_of, make_key
 from ..blocks.forward import local_loss, without_blocks
 from ..collectives import vary
-from ..data import make_varying, reduce_gradients, reduces_in_backward
+from ..data import make_varying, reduces_in_backward
 from ..executor.pipeline_loss import pipeline_loss
 from ..model import Batch, BlockModel, Model, Params, has_state
 from ..model.loss_sums import LossSums, state_problem
@@ -104,13 +104,12 @@ class DeviceStep:
         batch = cast_inputs(batch, options.precision.compute)
         params = self._begin(self._varying(params))
         loss_factor = scale_in_force(options.precision, loss_scale)
-        gradients, sums = self._gradients(params, batch, key, model_state, loss_factor)
+        gradients, sums = accumulate_gradients(self._loss, plan, params, batch, key, model_state, loss_factor)
         metrics, metrics_tree = jax.tree.flatten(sums.metrics)
         for strategy in STRATEGIES.values():
             gradients = strategy.finish(gradients, trained)
-        together = (
-            [jnp.stack(metrics)] if metrics else []
-        )  # stacked, so that XLA does not merge weights that they share
+        # Stacked, so that XLA does not merge weights that they share.
+        together = [jnp.stack(metrics)] if metrics else []
         scalars = [sums.total, sums.weight, *together, *complete_squares(gradients, update, axes)]
         found = Reduced(gradients, scalars, errors, loss_factor)
         for strategy in STRATEGIES.values():
@@ -141,14 +140,6 @@ class DeviceStep:
             params = strategy.begin(params, self.plan)
         return params
 
-    def _gradients(
-        self, params: Params, batch: Batch, key: Array, model_state: Any, scale: Array | None
-    ) -> tuple[Params, LossSums]:
-        """Returns local sums of gradients, scaled, and this device's share of the sums of the loss."""
-        inputs = params, batch, key, model_state, scale
-        microbatches, axes = self.plan.options.accumulate, self.plan.manual_axes
-        return accumulate_gradients(self._loss, *inputs, microbatches=microbatches, axes=axes)
-
     def local_sums(self, params: Params, batch: Batch, model_state: Any) -> tuple[Params, LossSums, Any]:
         """Returns a device's sums before any strategy reduces them, and the model's next state: part of `gradients`.
 
@@ -157,7 +148,7 @@ class DeviceStep:
         key = make_key(0)
         batch = cast_inputs(batch, self.plan.options.precision.compute)
         params = self._begin(self._varying(params))
-        gradients, sums = self._gradients(params, batch, key, model_state, None)
+        gradients, sums = accumulate_gradients(self._loss, self.plan, params, batch, key, model_state, None)
         return gradients, sums._replace(state=()), self._reduce_state(sums.state, model_state, batch)
 
     def _reduce_state(self, found: Any, model_state: Any, batch: Batch) -> Any:
@@ -171,14 +162,13 @@ class DeviceStep:
 
     def sums(self, params: Params, batch: Batch, model_state: Any) -> LossSums:
         """Returns the sums over the global batch, for evaluation, without a state."""
-        plan, precision = self.plan, self.plan.options.precision
+        plan = self.plan
         varying = self._begin(make_varying(params, plan.table.layouts, plan.manual_axes))
-        batch = cast_inputs(batch, precision.compute)
+        batch = cast_inputs(batch, plan.options.precision.compute)
         kept = self._loss.keep(varying)
         shares = self._loss.loss(self._loss.carriers(varying), kept, batch, None, model_state)._replace(state=())
-        leaves, structure = jax.tree.flatten(shares)
-        leaves = [vary(leaf, plan.manual_axes) for leaf in leaves]
-        return jax.tree.unflatten(structure, reduce_gradients((), leaves, (), plan.manual_axes, precision.reduce)[1])
+        shares = jax.tree.map(lambda leaf: vary(leaf, plan.manual_axes), shares)
+        return lax.psum(shares, plan.manual_axes) if plan.manual_axes else shares
 
     def mapped_gradients(self, extra_table: LayoutTable, *, abstract: bool) -> Callable[..., Any]:
         """Returns `gradients` as a function of global arrays, with zeros for frozen parameters.

@@ -5,7 +5,7 @@ lines  = the cost of each strategy in turn, the reduction of the norm, and the m
 """
 
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from ..blocks.model_parts import recomputes_output
 from ..blocks.prefetch import prefetches_blocks
 from ..collectives import CallCounts, Collective, StepCounts
 from ..executor.pipeline_loss import sent_at_a_tick
-from ..model import Batch, BlockModel, Model, Params, fold_block, has_state
+from ..model import AbstractBatch, Batch, BlockModel, Model, Params, fold_block, has_state
 from ..model.loss_sums import as_sums
 from ..options import cast_floats, cast_inputs
 from ..plan import ShardingPlan
@@ -42,7 +42,7 @@ from .state import abstract_model_state
 def step_cost(
     model: Model | BlockModel,
     plan: ShardingPlan,
-    batch: Mapping[str, jax.ShapeDtypeStruct] | None,
+    batch: AbstractBatch | None,
     platform: str,
     without: Collection[str] = (),
 ) -> list[Collective]:
@@ -73,7 +73,7 @@ def step_cost(
 
 
 def step_counts(
-    model: Model | BlockModel, plan: ShardingPlan, batch: Mapping[str, jax.ShapeDtypeStruct] | None, platform: str
+    model: Model | BlockModel, plan: ShardingPlan, batch: AbstractBatch | None, platform: str
 ) -> StepCounts:
     """Returns what the layouts do not show of a step; the arguments are those of `step_cost`, with the model split."""
     pipeline, options = plan.pipeline, plan.options
@@ -89,11 +89,7 @@ def step_counts(
 
 
 def _unread(
-    model: BlockModel,
-    plan: ShardingPlan,
-    calls: CallCounts,
-    shapes: Mapping[str, jax.ShapeDtypeStruct] | None,
-    platform: str,
+    model: BlockModel, plan: ShardingPlan, calls: CallCounts, shapes: AbstractBatch | None, platform: str
 ) -> dict[str, int]:
     """Returns, for each parameter, how many of a block's backward calls do not read it."""
     paths = [row.path for row in plan.table.rows if in_blocks(row.path)]
@@ -112,9 +108,7 @@ def _unread(
     }
 
 
-def _microbatch(
-    plan: ShardingPlan, batch: Mapping[str, jax.ShapeDtypeStruct] | None
-) -> dict[str, jax.ShapeDtypeStruct]:
+def _microbatch(plan: ShardingPlan, batch: AbstractBatch | None) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes of one microbatch on one device, as the model receives it."""
     if batch is None:
         raise UserError("The collectives of this step depend on the shapes of the batch. Pass abstract_batch.")
@@ -126,9 +120,7 @@ def _microbatch(
     }
 
 
-def _trace_loss(
-    model: Model | BlockModel, plan: ShardingPlan, batch: Mapping[str, jax.ShapeDtypeStruct]
-) -> tuple[int, bool]:
+def _trace_loss(model: Model | BlockModel, plan: ShardingPlan, batch: AbstractBatch) -> tuple[int, bool]:
     """Returns the number of scalars in the metrics of a loss, and whether its rows depend on each other.
 
     It is traced without a mesh; of a `BlockModel`, its embedding, one block if it is not split, and its head.
@@ -158,7 +150,7 @@ def _trace_loss(
 
 
 def sums_over_rows(
-    model: Model | BlockModel, plan: ShardingPlan, batch: Mapping[str, jax.ShapeDtypeStruct], platform: str
+    model: Model | BlockModel, plan: ShardingPlan, batch: AbstractBatch, platform: str
 ) -> list[Collective]:
     """Returns the sums over all devices in a model with rows that depend on each other, including those of its state.
 
@@ -186,11 +178,7 @@ def sums_over_rows(
 
 
 def _model_collectives(
-    model: BlockModel,
-    plan: ShardingPlan,
-    calls: CallCounts,
-    shapes: Mapping[str, jax.ShapeDtypeStruct],
-    platform: str,
+    model: BlockModel, plan: ShardingPlan, calls: CallCounts, shapes: AbstractBatch, platform: str
 ) -> list[Collective]:
     """Returns the model's own collectives: the traffic of its parts times their calls."""
     if model.traffic is None:

@@ -15,19 +15,12 @@ from ..data import scalar_width
 from ..model import Batch, Params
 from ..model.loss_sums import LossSums
 from ..options import scaled
+from ..plan import ShardingPlan
 from ..sharding.batch_rows import record_batch_axes
 
 
 def accumulate_gradients(
-    local: LocalLoss,
-    params: Params,
-    batch: Batch,
-    key: Array | None,
-    state: Any,
-    scale: Array | None = None,
-    *,
-    microbatches: int,
-    axes: tuple[str, ...],
+    local: LocalLoss, plan: ShardingPlan, params: Params, batch: Batch, key: Array, state: Any, scale: Array | None
 ) -> tuple[Params, LossSums]:
     """Sums the gradients of one device's rows over its microbatches.
 
@@ -36,18 +29,18 @@ def accumulate_gradients(
 
     Args:
         local: The local loss.
-        params: The per-device parameters, varying over the axes.
-        batch: The per-device rows; their number is a multiple of `microbatches`.
+        plan: The plan, with the options of the step; microbatches run one after the other.
+        params: The per-device parameters, varying over the manual axes.
+        batch: The per-device rows; their number is a multiple of the number of microbatches.
         key: The random key of this step, the same on all devices and in all microbatches.
         state: The model's state, or (); every microbatch starts from the state of the previous one.
         scale: The factor of the loss before it is differentiated; None for no factor.
-        microbatches: The number of microbatches, which run one after the other.
-        axes: The mesh axes over which devices have shares of the loss.
 
     Returns:
         Gradients in the parameters' dtype and layout, `scale` times those of the loss, and the unscaled sums with the
         next state; all local to the device.
     """
+    microbatches, axes = plan.options.accumulate, plan.manual_axes
     kept = local.keep(params)
     params = local.carriers(params)
     differentiate = local.differentiate or _by_autodiff(local)
@@ -129,16 +122,13 @@ def global_norm(
     squares = _squares(gradients, layouts, axes)
     totals = [*complete, *squares.get((), [])]
     shares = [
-        sum(found) / _num_copies(split, axes) for split, found in sorted(squares.items()) if 0 < len(split) < len(axes)
+        sum(found) / prod(lax.axis_size(axis) for axis in axes if axis not in split)  # the devices with equal parts
+        for split, found in sorted(squares.items())
+        if 0 < len(split) < len(axes)
     ]
     if shares:
         totals.append(lax.psum(vary(jnp.asarray(sum(shares)) / divisor, axes), axes) * divisor)
     return jnp.sqrt(jnp.asarray(sum(totals))) / divisor
-
-
-def _num_copies(split: tuple[str, ...], axes: tuple[str, ...]) -> int:
-    """Returns the number of devices with the same part of an array that is split over some of the axes."""
-    return prod(lax.axis_size(axis) for axis in axes if axis not in split)
 
 
 def _squares(gradients: Params, layouts: Any, axes: tuple[str, ...]) -> dict[tuple[str, ...], list[Array]]:

@@ -37,7 +37,7 @@ def warn_of_recompilation(before: BatchShapes, now: BatchShapes) -> None:
         "The training step was compiled again, which costs as much as the first time: the batch changed, "
         f"{', '.join(changes)}. Keep shapes fixed.",
         RuntimeWarning,
-        stacklevel=4,
+        stacklevel=3,
     )
 
 
@@ -122,66 +122,50 @@ def _signature(batch: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def refuse_consumed(array: Any) -> None:
-    """Rejects an array of a state that an earlier step has consumed: devices would deadlock.
-
-    Args:
-        array: One of the state; takes 0.1 us.
-
-    Raises:
-        UserError: It was donated.
-    """
-    if isinstance(array, jax.Array) and not isinstance(array, Tracer) and array.is_deleted():
-        raise UserError(
-            "The state given was consumed by an earlier step, which writes the next state in its place. Go on from "
-            "the state that it returned, state, metrics = step(state, batch); to keep one, copy it before: "
-            "jax.tree.map(jnp.copy, state)."
-        )
-
-
-@contextmanager
-def explained(given: Any, expecting: Callable[[], Any], batch: Any, batches: BatchCheck) -> Iterator[None]:
-    """Refuses consumed arrays, and explains what is raised inside; the arguments are those of `explain`."""
-    for leaf in jax.tree.leaves(given):
-        refuse_consumed(leaf)
-    try:
-        yield
-    except Exception as error:
-        explain(error, given, expecting, batch, batches)
-        raise
-
-
-def explain(error: Exception, given: Any, expecting: Callable[[], Any], batch: Any, batches: BatchCheck) -> None:
-    """Explains the error of a call if its arguments are invalid; otherwise returns, with a note on the error if the
-    model reads an array that the batch does not contain.
-
-    Args:
-        error: What the call raised.
-        given: The state or the parameters that it was given.
-        expecting: Gives their shapes, dtypes and shardings, as `Step.abstract_state` does.
-        batch: The batch that it was given.
-        batches: The requirements on batches.
-
-    Raises:
-        UserError: In place of the error.
-    """
-    if isinstance(error, UserError):
-        return
-    expected = expecting()
-    if problem := _tree_problem(given, expected):
-        raise UserError(problem) from error
-    batches.check(batch)
-    if matches(error, NESTED):
-        raise UserError(NESTED_SHARD_MAP) from error
-    if isinstance(error, KeyError) and (note := explain_key_error(error, batch)):
-        error.add_note(note)  # it may be of another mapping of the model's: the error stays
-
-
+CONSUMED = (
+    "The state given was consumed by an earlier step, which writes the next state in its place. Go on from the state "
+    "that it returned, state, metrics = step(state, batch); to keep one, copy it before: jax.tree.map(jnp.copy, state)."
+)
 NESTED_SHARD_MAP = (
     "The model calls jax.shard_map inside a step that is one already, over the axes of the batch, and JAX cannot "
     "differentiate the one inside the other. Give all devices to the axis that the model splits by itself "
     "(strategy: {tensor: 8} alone), or drop its shard_map and let XLA split the work by layouts.rules."
 )
+
+
+@contextmanager
+def explained(
+    given: Any, expecting: Callable[[], Any], batch: Any, batches: BatchCheck, *, watched: Any = None
+) -> Iterator[None]:
+    """Rejects arrays that an earlier step has consumed (devices would deadlock), and explains errors of a call.
+
+    Args:
+        given: The state or the parameters of the call.
+        expecting: Returns their shapes, dtypes and shardings, as `Step.abstract_state` does.
+        batch: The batch of the call.
+        batches: The requirements on batches.
+        watched: The arrays to check before the call, which takes 0.1 us each; None = all that are given.
+
+    Raises:
+        UserError: An argument is invalid. Other errors stay, with a note if the model reads an array that the batch
+            does not contain.
+    """
+    for leaf in jax.tree.leaves(given if watched is None else watched):
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted():
+            raise UserError(CONSUMED)
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if problem := _tree_problem(given, expecting()):
+            raise UserError(problem) from error
+        batches.check(batch)
+        if matches(error, NESTED):
+            raise UserError(NESTED_SHARD_MAP) from error
+        if isinstance(error, KeyError) and (note := explain_key_error(error, batch)):
+            error.add_note(note)  # it may be of another mapping of the model's: the error stays
+        raise
 
 
 def _tree_problem(given: Any, expected: Any) -> str:

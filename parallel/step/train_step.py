@@ -10,7 +10,7 @@ that looks across elements of a parameter (adafactor's factored moments, muon's 
 ratio) is right on every mesh without knowing it, and an elementwise one compiles to no communication at all.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
@@ -22,31 +22,32 @@ from jax import Array
 from ...layouts.resolve import resolve_optimizer_state
 from ...layouts.table import LayoutTable
 from ...mesh.errors import UserError
-from ...mesh.keys import make_key
+from ...mesh.keys import WORDS, make_key
 from ...mesh.targets import compiling_for
 from .. import compression, diloco
 from ..collectives import Collective, merge
-from ..model import Batch, BlockModel, Model, Params, has_state
+from ..model import AbstractBatch, Batch, BlockModel, Model, Params, has_state
 from ..model.loss_sums import LossSums
 from ..plan import ShardingPlan
 from ..sharding.batch_rows import check_eval_rows, check_rows
 from ..sharding.lay_out import abstract_parameters
 from ..sharding.stored_order import in_stage_order, stored_order
-from . import diloco_step, initial_params
 from .composition import DeviceStep
 from .cost import step_cost
-from .inputs import BatchCheck, BatchShapes, explain, explained, refuse_consumed, shapes_of, warn_of_recompilation
+from .inputs import BatchCheck, BatchShapes, explained, shapes_of, warn_of_recompilation
 from .loss_scaling import accept, first_loss_scale
 from .state import (
     StepMetrics,
     TrainState,
     abstract_model_state,
-    abstract_state,
+    draw_params,
     first_model_state,
+    place_params,
     seed_problem,
     with_means,
+    with_shardings,
 )
-from .update import abstract_optimizer_state, apply_optimizer
+from .update import abstract_optimizer_state, apply_optimizer, make_local_step, start_copies
 
 
 class Step:
@@ -72,7 +73,7 @@ class Step:
 
         Args:
             seed: The run's seed, 0 .. 2**32 - 1. Parameters depend on the seed, never on the mesh.
-            params: Parameters to start from instead: whole host arrays, see `initial_params.place`.
+            params: Parameters to start from instead: whole host arrays, see `place_params`.
 
         Raises:
             UserError: The given parameters do not fit the model, or the seed is out of range.
@@ -84,10 +85,10 @@ class Step:
         key_data = jax.random.key_data(make_key(seed))
         if params is None:
             # Alone in their program, parameters are the same bits whatever else a strategy makes of them.
-            draw = partial(initial_params.drawn, self.model, self.precision)
+            draw = partial(draw_params, self.model, self.precision)
             params = jax.jit(draw, out_shardings=shardings.params)(key_data)
         else:
-            params = initial_params.place(params, abstract.params, stored_order(self.plan))
+            params = place_params(params, abstract.params, stored_order(self.plan))
         make = jax.jit(self._first_state, out_shardings=shardings._replace(model_state=()), donate_argnums=0)
         state = make(params, key_data)
         if not has_state(self.model):
@@ -109,25 +110,18 @@ class Step:
             UserError: The state was consumed or is of another step, the batch or the optimizer cannot be taken.
             LayoutError: A rule for activations does not fit the model.
         """
-        try:
-            refuse_consumed(state.step)
-            return self._launch(state, batch)
-        except Exception as error:
-            explain(error, state, self.abstract_state, batch, self._batches)
-            raise
+        with explained(state, self.abstract_state, batch, self._batches, watched=getattr(state, "step", None)):
+            shapes = shapes_of(batch)
+            if shapes in self._compiled:
+                return self._compiled[shapes](state, batch)
+            result = self._run(state, batch)
+            if shapes not in self._traced:
+                for before in (*self._compiled, *self._traced)[:1]:
+                    warn_of_recompilation(before, shapes)
+                self._traced.add(shapes)
+            return result
 
-    def _launch(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        shapes = shapes_of(batch)
-        if shapes in self._compiled:
-            return self._compiled[shapes](state, batch)
-        result = self._run(state, batch)
-        if shapes not in self._traced:
-            for before in (*self._compiled, *self._traced)[:1]:
-                warn_of_recompilation(before, shapes)
-            self._traced.add(shapes)
-        return result
-
-    def compile(self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct]) -> jax.stages.Compiled:
+    def compile(self, abstract_batch: AbstractBatch) -> jax.stages.Compiled:
         """Compiles the step for batches of these global shapes, once; calls with such batches then run it.
 
         Batches of several shapes, as buckets of lengths give, are compiled for one after the other.
@@ -171,9 +165,7 @@ class Step:
             whole = state.key, state.step, state.model_state, state.loss_scale
             return self._differentiate(state.params, batch, *whole)
 
-    def lower(
-        self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct], platform: str | None = None
-    ) -> jax.stages.Lowered:
+    def lower(self, abstract_batch: AbstractBatch, platform: str | None = None) -> jax.stages.Lowered:
         """Lowers the step from shapes alone: no array, and with `platform` no device either.
 
         Args:
@@ -193,10 +185,16 @@ class Step:
 
     def abstract_state(self, *, abstract: bool = False) -> TrainState:
         """Shapes, dtypes and shardings of the state; `abstract` takes the shardings of a mesh without devices."""
+        tables = self.plan.table, self.optimizer_table, self.extra_table
+        params, opt_state, extra = (with_shardings(table, abstract=abstract) for table in tables)
+        replicated: Any = self.plan.replicated(abstract=abstract)
+        step, key = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((WORDS,), jnp.uint32)
         loss_scale = jax.eval_shape(lambda: first_loss_scale(self.precision))
-        model_state = abstract_model_state(self.model, self.precision)
-        tables = self.plan, self.optimizer_table, self.extra_table
-        return abstract_state(*tables, model_state, loss_scale, abstract=abstract)
+        whole = step, key, abstract_model_state(self.model, self.precision), loss_scale
+        step, key, model_state, loss_scale = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated), whole
+        )
+        return TrainState(step, params, opt_state, key, extra, model_state, loss_scale)
 
     @cached_property
     def optimizer_table(self) -> LayoutTable:
@@ -215,9 +213,7 @@ class Step:
             return compression.errors_table(self.plan)
         return LayoutTable(rows=(), treedef=jax.tree.structure(()), mesh=self.plan.mesh)
 
-    def cost(
-        self, abstract_batch: Mapping[str, jax.ShapeDtypeStruct] | None = None, platform: str | None = None
-    ) -> tuple[Collective, ...]:
+    def cost(self, abstract_batch: AbstractBatch | None = None, platform: str | None = None) -> tuple[Collective, ...]:
         """Returns the collectives of one step over the manual axes, predicted from the layouts.
 
         Args:
@@ -229,7 +225,7 @@ class Step:
     def _first_state(self, params: Params, key_data: Array) -> TrainState:
         state = TrainState(jnp.zeros((), jnp.int32), params, (), key_data, loss_scale=first_loss_scale(self.precision))
         if self.plan.local_steps:
-            return diloco_step.start(state, self.optimizer, self.plan.mesh_size(diloco.AXIS))
+            return start_copies(state, self.optimizer, self.plan.mesh_size(diloco.AXIS))
         errors = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.extra_table.abstract_arrays)
         return state._replace(opt_state=self.optimizer.init(params), extra=errors)
 
@@ -261,7 +257,7 @@ class Step:
     def _whole_step(self, abstract: bool) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
         """Returns the step as a function of global arrays."""
         if self.plan.local_steps:
-            step = diloco_step.make_step(self._device_step, self.optimizer, abstract=abstract)
+            step = make_local_step(self._device_step, self.optimizer, abstract=abstract)
         else:
             step = partial(self._step, self._device_step.mapped_gradients(self.extra_table, abstract=abstract))
         return self._batches.around(self._device_step.outputs.around(step))

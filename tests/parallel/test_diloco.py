@@ -4,13 +4,16 @@ from functools import cache, partial
 from itertools import pairwise
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from spmdkit.checkpoints.manager import CheckpointError, Checkpoints
 from spmdkit.layouts.problems import LayoutError
 from spmdkit.models import TransformerConfig, transformer
-from spmdkit.parallel import DataParallelConfig, Precision, build_step, census, lay_out, verify
+from spmdkit.parallel import DataParallelConfig, Model, Precision, build_step, census, lay_out, verify
+from spmdkit.parallel.step.state import TrainState
+from spmdkit.parallel.step.update import start_copies
 from support import toy
 
 FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
@@ -24,14 +27,8 @@ def make(strategy, optimizer=None, precision=FLOAT64, model=toy.BLOCK_MODEL, **o
     return build_step(model, optimizer or optax.adamw(1e-2), layouts, precision=precision, **options)
 
 
-def first_params(model=toy.BLOCK_MODEL):
-    """NumPy parameters: where they are given, no program that draws them is compiled."""
-    random, shapes = np.random.default_rng(0), jax.eval_shape(model.init, jax.random.key(0))
-    return jax.tree.map(lambda leaf: (0.2 * random.normal(size=leaf.shape)).astype(np.float32), shapes)
-
-
 def train(step, steps, state=None, batch=toy.batch, model=toy.BLOCK_MODEL):
-    state = step.init(0, params=first_params(model)) if state is None else state
+    state = step.init(0, params=toy.first_params(model)) if state is None else state
     metrics = []
     for index in range(int(state.step), steps):
         state, latest = step(state, batch(index))
@@ -68,7 +65,7 @@ def test_every_group_is_a_run_of_its_own_and_their_mean_moves_the_shared(float64
     state, metrics = train(make(strategy, clip_norm=0.5), 2 * every)
     one = make({"data": {"size": 1}}, clip_norm=0.5)
     halves = [slice(None, toy.ROWS // 2), slice(toy.ROWS // 2, None)]
-    start = partial(one.init, 0, params=first_params())
+    start = partial(one.init, 0, params=toy.first_params())
     shared = jax.tree.map(np.asarray, start().params)
     place = partial(jax.device_put, device=one.plan.table.shardings())
     velocity = jax.tree.map(np.zeros_like, shared)
@@ -188,18 +185,6 @@ def test_restored_round_continues_bitwise(ours, tmp_path):
         checkpoints.restore(4)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"local_steps": 2, "zero": 1}, "zero=1 and local_steps=2 do not combine"),
-        ({"local_steps": 2, "compress": "int8"}, "compress=int8 and local_steps=2 do not combine"),
-    ],
-)
-def test_rejects_invalid_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        DataParallelConfig(size=2, **options)
-
-
 def test_parameters_split_over_data_have_no_copies():
     with pytest.raises(LayoutError, match=r"embed/table .*strategy.data.local_steps=2.*Use fsdp instead"):
         lay_out(
@@ -210,12 +195,71 @@ def test_parameters_split_over_data_have_no_copies():
         )
 
 
-def test_verify_reports_that_training_differs():
-    with pytest.raises(ValueError, match=r"strategy.data.local_steps=2 does not train like one device"):
-        verify(toy.BLOCK_MODEL, {"data": {"size": 2, "local_steps": 2}}, [toy.batch(0)], devices=toy.devices(2))
+RATE = 0.1
 
 
-def test_single_group_sends_nothing():
-    layouts = lay_out(toy.BLOCK_MODEL, {"data": {"size": 1, "local_steps": 2}}, devices=toy.devices(1))
-    assert layouts.local_steps == 0
-    assert layouts.exact is layouts
+def loss(params, batch, key):
+    return (batch["weights"] * batch["x"]).sum() * params["w"].sum(), batch["weights"].sum()
+
+
+LINEAR = Model(init=lambda key: {"w": jnp.ones(4)}, loss=loss)
+BATCH = {"x": np.array([1.0, 2.0, 5.0, 7.0], np.float32), "weights": np.array([1, 1, 1, 3], np.float32)}
+SLOPES = np.array([1.5, 26 / 4])
+"""Of each group's own rows: the mean, by its own weight."""
+
+
+@cache
+def states(local_steps=2):
+    """The state after 0, 1 and 2 steps, and what the steps report."""
+    config = DataParallelConfig(size=2, local_steps=local_steps, outer_learning_rate=1.0, outer_momentum=0.0)
+    plan = lay_out(LINEAR, {"data": config}, devices=toy.devices(2))
+    step = build_step(LINEAR, optax.sgd(RATE), plan)
+    state, found, reported = step.init(0), [], []
+    for _ in range(2):
+        found.append(jax.device_get(state))
+        state, metrics = step(state, BATCH)
+        reported.append(jax.device_get(metrics))
+    return [*found, jax.device_get(state)], reported
+
+
+def test_every_group_starts_at_the_shared_parameters():
+    params = {"w": jnp.arange(3.0)}
+    state = start_copies(TrainState(jnp.int32(0), params, (), jnp.zeros(2)), optax.adam(1e-3), 2)
+    assert state.extra.copies["w"].tolist() == [[0, 1, 2]] * 2
+    assert state.extra.momentum["w"].tolist() == [0, 0, 0]
+    assert state.opt_state[0].mu["w"].shape == (2, 3)
+    assert state.params is params
+
+
+def test_at_its_end_the_shared_ones_move_to_the_mean_and_all_start_there():
+    last = states()[0][2]
+    mean = 1 - 2 * RATE * SLOPES.mean()
+    assert np.allclose(last.params["w"], mean)
+    assert np.allclose(last.extra.copies["w"], mean)
+    assert int(last.step) == 2
+
+
+def test_metrics_are_those_of_all_rows():
+    metrics = states()[1][0]
+    assert np.allclose([metrics.loss, metrics.weight], [4 * 29 / 6, 6])
+    assert np.allclose(metrics.grad_norm, 2 * SLOPES.mean()), "the mean of the groups' norms"
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"local_steps": 2, "zero": 1}, "zero=1 and local_steps=2"),
+        ({"local_steps": 2, "compress": "int8"}, "compress=int8 and local_steps=2"),
+        ({"compress": "int8", "zero": 2}, "zero=2 and compress=int8"),
+    ],
+)
+def test_rejects_options_that_do_not_combine(options, names):
+    with pytest.raises(ValueError, match=f"{names} do not combine"):
+        DataParallelConfig(size=2, **options)
+
+
+@pytest.mark.parametrize(("option", "value", "off"), [("local_steps", 2, 0), ("compress", "int8", "none")])
+def test_verify_reports_that_training_differs(option, value, off):
+    message = rf"strategy.data.{option}={value} does not train like one device.* strategy.data.{option}={off}"
+    with pytest.raises(ValueError, match=message):
+        verify(toy.BLOCK_MODEL, {"data": {"size": 2, option: value}}, [toy.batch(0)], devices=toy.devices(2))

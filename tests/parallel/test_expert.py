@@ -249,30 +249,3 @@ def test_sizes_that_do_not_fit():
     ]
     with pytest.raises(ValueError, match=r"model\.experts=4 cannot be split over strategy\.expert=8: 4 % 8 = 4"):
         lay_out(options(), {"expert": 8})
-
-
-@pytest.mark.slow
-def test_block_by_block_is_expert_by_expert(float64):
-    """Values and all gradients against one dense product a row; empty blocks are not computed, and give zeros."""
-    random = np.random.default_rng(2)
-    expert_b = np.array([2, 0, 3, 0, 1, 3], np.int32)  # of 3 experts: 3 is empty
-    x = random.normal(size=(24, WIDTH))
-    weights = {"in": random.normal(size=(3, WIDTH, 5)), "out": random.normal(size=(3, 5, WIDTH))}
-    direction = random.normal(size=x.shape)
-    empty = np.repeat(expert_b == 3, 4)
-    x[empty] = np.nan
-
-    def expert(weights, x_mD):
-        return jnp.tanh(x_mD @ weights["in"]) @ weights["out"]
-
-    def by_blocks(weights, x):
-        return jnp.sum(apply_experts(expert, weights, x, jnp.asarray(expert_b)) * direction)
-
-    def row_by_row(weights, x):
-        own = jax.tree.map(lambda leaf: leaf[np.repeat(expert_b, 4)[~empty]], weights)
-        return jnp.sum(jax.vmap(expert)(own, x[~empty][:, None, :])[:, 0] * direction[~empty])
-
-    found = jax.jit(jax.value_and_grad(by_blocks, argnums=(0, 1)))(weights, x)
-    expected = jax.jit(jax.value_and_grad(row_by_row, argnums=(0, 1)))(weights, x)
-    for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-12, atol=1e-12)

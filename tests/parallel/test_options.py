@@ -18,16 +18,11 @@ def messages(kind, **options):
     [
         ("context.attention", "rings", "one of ring, all_to_all (Did you mean ring?)."),
         ("data.zero", 3, "at most 2."),
-        ("data.zero", True, "an integer."),
         ("data.zero", 1.0, "an integer."),
-        ("fsdp.prefetch", 2, "at most 1."),
         ("fsdp.prefetch", True, "an integer."),
         ("fsdp.floor_bytes", -1, "at least 0."),
-        ("data.floor_bytes", 2.5, "an integer."),
-        ("data.local_steps", True, "an integer."),
         ("data.outer_learning_rate", float("inf"), "a finite number."),
         ("data.outer_learning_rate", 0.0, "at least 1.17549e-38."),
-        ("data.outer_learning_rate", 1e-320, "at least 1.17549e-38."),
         ("data.outer_momentum", 1.0, "less than 1."),
         ("tensor.explicit", "yes", "true or false."),
         ("pipe.schedule", None, "a string."),
@@ -39,11 +34,8 @@ def test_rejects_invalid_options_from_python(option, value, rule):
     assert messages(option_types()[strategy], **{name: value}) == [f"strategy.{option}={value!r} must be {rule}"]
 
 
-def test_rejects_invalid_items_of_lists():
+def test_shows_items_of_lists_and_shortens_long_values():
     assert messages(option_types()["pipe"], layers=(1, 2.5)) == ["strategy.pipe.layers[1]=2.5 must be an integer."]
-
-
-def test_shortens_long_values():
     [message] = messages(option_types()["data"], local_steps="x" * 10_000)
     assert len(message) < 100
 

@@ -27,7 +27,7 @@ def test_resolves_the_roles_of_axes():
     three = layouts(8, pipe=2, fsdp=FSDP, tensor=2)
     assert three.batch_axes == three.gather_axes == ("fsdp",)
     assert three.manual_axes == three.summed_axes == ("pipe", "fsdp", "tensor")
-    assert (three.num_batch_shards, three.batch_spec) == (2, P(("fsdp",)))
+    assert (three.eval_rows.total, three.batch_spec) == (2, P(("fsdp",)))
     assert parallel_context(three).tensor.size == 2
     assert parallel_context(three).context.size == 1
     assert three.pipeline.stages.counts == ((2,), (2,))
@@ -37,7 +37,7 @@ def test_expert_axis_splits_rows_without_gathers():
     mixed = layouts(8, MIXTURE, data=2, fsdp=FSDP, expert=2)
     assert mixed.batch_axes == ("data", "fsdp", "expert")
     assert mixed.gather_axes == ("data", "fsdp")
-    assert mixed.num_batch_shards == 8
+    assert mixed.eval_rows.total == 8
 
 
 def test_an_axis_left_to_xla_is_not_manual():

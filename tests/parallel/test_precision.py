@@ -5,53 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from spmdkit.parallel import BlockModel, FSDPConfig, Model, Precision, build_step, lay_out, verify
+from spmdkit.parallel import BlockModel, Precision, build_step, lay_out
 from spmdkit.parallel import options as dtypes
 from support import toy
-
-ROWS, SIZE, CHANNELS, CLASSES = 16, 4, 3, 8
-STRATEGIES = {
-    "fsdp": {"fsdp": FSDPConfig(size=4, floor_bytes=0)},
-    "data x fsdp": {"data": 2, "fsdp": FSDPConfig(size=2, floor_bytes=0)},
-}
-
-
-def init(key):
-    first, second = jax.random.split(key)
-    return {
-        "kernel": 0.2 * jax.random.normal(first, (3, 3, CHANNELS, CLASSES)),
-        "out": 0.2 * jax.random.normal(second, (CLASSES, CLASSES)),
-    }
-
-
-def loss(params, batch, key):
-    """A convolution, which takes operands of one dtype alone, and a softmax."""
-    numbers = ("NHWC", "HWIO", "NHWC")
-    y = jax.lax.conv_general_dilated(batch["inputs"], params["kernel"], (1, 1), "SAME", dimension_numbers=numbers)
-    logits = (jax.nn.relu(y).mean((1, 2)) @ params["out"]).astype(jnp.promote_types(y.dtype, "float32"))
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"])
-    return (losses * batch["weights"]).sum(), batch["weights"].sum()
-
-
-CONVOLUTION = Model(init=init, loss=loss)
-
-
-def images(seed):
-    random = np.random.default_rng(seed)
-    return {
-        "inputs": random.normal(size=(ROWS, SIZE, SIZE, CHANNELS)).astype(np.float32),
-        "targets": random.integers(0, CLASSES, ROWS).astype(np.int32),
-        "weights": random.random(ROWS).astype(np.float32),
-        "example": np.arange(ROWS, dtype=np.int32),
-    }
-
-
-@pytest.mark.slow_cases("data x fsdp", "fsdp")
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
-def test_a_convolution_is_verified_in_float64(strategy):
-    result = verify(CONVOLUTION, strategy, [images(0), images(1)], devices=toy.devices(4))
-    assert result.ok, str(result)
-    assert result.gradients[0].relative < 1e-9
 
 
 @pytest.mark.slow_cases("{'data': {'size': 2, 'local_steps': 2}}", "{'pipe': {'size': 3, 'microbatches': 3}}")

@@ -36,6 +36,12 @@ def drawn(key):
     return parameters(lambda number, *shape: jax.random.normal(keys[number], shape) * 0.1)
 
 
+def first_params(model=None):
+    """NumPy parameters: where they are given, no program that draws them is compiled."""
+    random, shapes = np.random.default_rng(0), jax.eval_shape((model or BLOCK_MODEL).init, jax.random.key(0))
+    return jax.tree.map(lambda leaf: (0.1 * random.normal(size=leaf.shape)).astype(np.float32), shapes)
+
+
 def parameters(make):
     """The parameters, of `make(number, *shape)` for each that is not constant."""
     return {

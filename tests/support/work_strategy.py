@@ -14,14 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from spmdkit.parallel.collectives import Collective, Traffic, wire_bytes
 from spmdkit.parallel.options import check_options
-from spmdkit.parallel.plan import (
-    as_stored,
-    no_problems,
-    split_by_model,
-    splits_nothing,
-    summed_elsewhere,
-    unchanged,
-)
+from spmdkit.parallel.plan import as_stored, no_problems, split_by_model, splits_nothing, summed_elsewhere, unchanged
 
 from . import toy
 
@@ -41,16 +34,12 @@ class ColumnsConfig:
 
 OPTIONS = ColumnsConfig
 SPLITS = ("parameters", "work")
+layout = split_by_model(AXIS)
 update_layout = splits_nothing
 used_layout = as_stored
 begin = finish = unchanged
 reduce = summed_elsewhere
 check = no_problems
-
-
-def layout(parameter, placed, plan):
-    """Splits a parameter like the model."""
-    return split_by_model(parameter, placed, AXIS)
 
 
 def cost(plan, counts, platform):

@@ -1,28 +1,22 @@
 """One block in three parts: the parts are autodiff's own numbers, share the work out evenly, and hold little."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 from spmdkit.layouts.tensor_layout import TensorLayout
 from spmdkit.models.transformer import transformer
 from spmdkit.models.transformer_config import TransformerConfig
-from spmdkit.parallel import build_step, census, lay_out
-from spmdkit.parallel.blocks.differentiable import split_differentiable
+from spmdkit.parallel.blocks.differentiable import join_differentiable, split_differentiable
 from spmdkit.parallel.blocks.gathered_block import remat_block
 from spmdkit.parallel.blocks.split_backward import split_block
-from spmdkit.parallel.fsdp import FSDPConfig, attach, gather
+from spmdkit.parallel.fsdp import attach, gather
 from spmdkit.parallel.options import Precision
-from spmdkit.parallel.pipeline import PipelineConfig
 from support import toy
 
 B, L, D, F = 2, 8, 64, 128
-TINY = TransformerConfig(vocabulary=32, length=8, width=16, heads=4, kv_heads=2, mlp_width=32)
 MODEL = transformer(
     TransformerConfig(vocabulary=32, length=L, layers=1, width=D, heads=4, kv_heads=2, mlp_width=F, dropout=0.1)
 )
@@ -190,16 +184,6 @@ def test_a_recomputed_norm_is_not_gathered_again_in_w():
 
 
 @pytest.mark.slow
-def test_stages_gather_what_their_cost_says_under_dots():
-    model = replace(TINY, layers=2)
-    pipe = PipelineConfig(size=2, schedule="1f1b", microbatches=2)
-    strategy = {"pipe": pipe, "fsdp": FSDPConfig(size=2, floor_bytes=0)}
-    layouts = lay_out(transformer(model), strategy, devices=toy.devices(4))
-    step, batch = build_step(transformer(model), optax.sgd(0.1), layouts, remat="dots"), toy.abstract(toy.batch(0))
-    assert census(step.compile(batch).as_text(), layouts.mesh) == step.cost(batch)
-
-
-@pytest.mark.slow
 def test_random_keys_are_made_again():
     """A key of each row cannot lie in a buffer: it is folded again from the rows' indices."""
 
@@ -229,3 +213,23 @@ def test_a_loop_inside_a_block_is_one_operation():
     gradients = jax.grad(lambda params, x: block(params, x, None).sum(), (0, 1))(params, x)
     np.testing.assert_allclose(parts.backward_weight(params, None, residuals, deferred), gradients[0], rtol=1e-6)
     np.testing.assert_allclose(dx[0], gradients[1], rtol=1e-6)
+
+
+LEAVES = {"hidden": jnp.ones(2), "example": jnp.arange(3), "more": [jnp.ones(1, "bfloat16"), jnp.array([True])]}
+
+
+def test_only_floats_have_a_gradient():
+    differentiable, others = split_differentiable(LEAVES)
+    assert [str(leaf.dtype) for leaf in differentiable] == ["float32", "bfloat16"]
+    assert [str(leaf.dtype) for leaf in others] == ["int32", "bool"]
+    differentiable, others = split_differentiable({"key": jax.random.key(0), "n": jnp.uint8(1)})
+    assert (differentiable, len(others)) == ([], 2)
+
+
+def test_both_are_put_together_in_their_places():
+    differentiable, others = split_differentiable(LEAVES)
+    joined = join_differentiable(LEAVES, [2 * leaf for leaf in differentiable], others)
+    assert jax.tree.structure(joined) == jax.tree.structure(LEAVES)
+    assert joined["hidden"].tolist() == [2, 2]
+    assert joined["example"] is LEAVES["example"]
+    assert joined["more"][1] is LEAVES["more"][1]

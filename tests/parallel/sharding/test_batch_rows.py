@@ -47,7 +47,7 @@ def test_rejects_rows_that_cannot_be_split(given, rows, accumulate, problem):
     with pytest.raises(ValueError) as raised:
         check_rows(given, rows, accumulate)
     assert problem in str(raised.value)
-    check_rows(given, given.num_batch_shards * 8 * accumulate, accumulate)
+    check_rows(given, given.eval_rows.total * 8 * accumulate, accumulate)
 
 
 def test_evaluation_ignores_microbatches():

@@ -44,10 +44,7 @@ def plain(params, batch, key):
     return (y**2).sum(), jnp.float32(len(y))
 
 
-MESHES = {
-    "the step's": DeviceMesh.of(toy.devices(4), tensor=4),
-    "its own": None,
-}
+MESHES = {"the step's": DeviceMesh.of(toy.devices(4), tensor=4), "its own": None}
 
 
 @pytest.mark.parametrize("given", MESHES.values(), ids=MESHES)

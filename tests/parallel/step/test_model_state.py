@@ -169,10 +169,7 @@ def test_local_steps_and_a_state_do_not_combine():
 
 @pytest.mark.parametrize(
     ("state", "told"),
-    [
-        (lambda key: {"key": key}, "key is a random key"),
-        (lambda key: {"count": 0}, "count is 0 of type int"),
-    ],
+    [(lambda key: {"key": key}, "key is a random key"), (lambda key: {"count": 0}, "count is 0 of type int")],
 )
 def test_rejects_invalid_states(state, told):
     with pytest.raises(ModelError, match=f"returns values that are not arrays of numbers: {told}"):

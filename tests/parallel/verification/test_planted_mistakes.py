@@ -131,16 +131,20 @@ def mean_of_means(right, *given, **options):
     return mean, sums._replace(total=sums.total / sums.weight, weight=sums.weight / sums.weight)
 
 
-def without_last(right, local, params, batch, *rest, microbatches, axes):
-    fewer = {name: rows[: len(rows) * (microbatches - 1) // microbatches] for name, rows in batch.items()}
-    return right(local, params, fewer, *rest, microbatches=microbatches - 1, axes=axes)
+def one_less(plan):
+    return replace(plan, options=replace(plan.options, accumulate=plan.options.accumulate - 1))
 
 
-def gradients_without_first(right, local, params, batch, *rest, microbatches, axes):
+def without_last(right, local, plan, params, batch, *rest):
+    fewer = {name: rows[: -len(rows) // plan.options.accumulate] for name, rows in batch.items()}
+    return right(local, one_less(plan), params, fewer, *rest)
+
+
+def gradients_without_first(right, local, plan, params, batch, *rest):
     """Loss and weight count the first microbatch, the gradients do not."""
-    _, sums = right(local, params, batch, *rest, microbatches=microbatches, axes=axes)
-    fewer = {name: rows[len(rows) // microbatches :] for name, rows in batch.items()}
-    return right(local, params, fewer, *rest, microbatches=microbatches - 1, axes=axes)[0], sums
+    _, sums = right(local, plan, params, batch, *rest)
+    fewer = {name: rows[len(rows) // plan.options.accumulate :] for name, rows in batch.items()}
+    return right(local, one_less(plan), params, fewer, *rest)[0], sums
 
 
 def one_place_twice(right, *given, **options):
@@ -176,9 +180,9 @@ def test_finds_wrong_gradients_of_device(name, plant):
 
 @SLOW
 def test_clipping_does_not_hide_doubled_sum_of_everything(plant, monkeypatch):
-    def wrong(right, *given, axes, **options):
-        gradients, sums = right(*given, axes=axes, **options)
-        return jax.tree.map(lambda leaf: lax.psum(leaf, axes) / 2, gradients), sums
+    def wrong(right, local, plan, *rest):
+        gradients, sums = right(local, plan, *rest)
+        return jax.tree.map(lambda leaf: lax.psum(leaf, plan.manual_axes) / 2, gradients), sums
 
     plant(composition, "accumulate_gradients", wrong)
     with unchecked(monkeypatch):

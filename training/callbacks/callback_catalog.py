@@ -16,7 +16,7 @@ from ...parallel.model.user_errors import accepts
 from ...parallel.model.user_options import call_with_options
 from ..run_files import Kind
 from ..times import process_age
-from .callback import EVENTS, METHODS, Callback, Run, implements
+from .callback import EVENTS, METHODS, Callback, CatalogCallback, Run, implements
 from .monitoring import BestCheckpoint, EarlyStopping, ReduceOnPlateau
 from .recording import CSVLog, Profile, Samples
 from .trackers import MLflow, TensorBoard, WeightsAndBiases
@@ -26,7 +26,7 @@ PART = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)\s*")
 
 
 @dataclass(kw_only=True)
-class StopFile(Callback):
+class StopFile(CatalogCallback):
     """Saves and ends the run if a file exists, and removes the file; the same command continues. Exit code 0."""
 
     writes: ClassVar[Kind | None] = "file"
@@ -53,7 +53,7 @@ class StopFile(Callback):
 
 
 @dataclass(kw_only=True)
-class TimeLimit(Callback):
+class TimeLimit(CatalogCallback):
     """Saves and ends the run after some time; the same command continues.
 
     The time starts with the process of this command and includes compilation and restoring. The current step and the

@@ -16,13 +16,13 @@ from ...mesh.files import write_text
 from ..metrics import MetricsLog
 from ..run_files import Kind
 from ..steps.late_log import RUN_AHEAD
-from .callback import Callback, Run
+from .callback import CatalogCallback, Run
 
 SAMPLES = "samples.jsonl"
 
 
 @dataclass(kw_only=True)
-class CSVLog(Callback):
+class CSVLog(CatalogCallback):
     """Writes each line of metrics.jsonl to a table too; lines of steps that are trained again are dropped."""
 
     writes: ClassVar[Kind | None] = "file"
@@ -88,7 +88,7 @@ class CSVLog(Callback):
 
 
 @dataclass(kw_only=True)
-class Samples(Callback):
+class Samples(CatalogCallback):
     """Lets a language model continue a prompt after evaluations; run.dir/samples.jsonl contains the results."""
 
     every: Annotated[int, Ge(1)] = 1
@@ -144,7 +144,7 @@ class Samples(Callback):
 
 
 @dataclass(kw_only=True)
-class Profile(Callback):
+class Profile(CatalogCallback):
     """Traces a few steps into run.dir/profile, for xprof, TensorBoard or Perfetto (ui.perfetto.dev).
 
     Process 0 traces itself and its own devices with `jax.profiler`.

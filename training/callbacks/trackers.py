@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 from ...layouts.paths import flatten_mapping
 from ...mesh.errors import UserError
 from ..run_files import Kind
-from .callback import Callback, Run
+from .callback import CatalogCallback, Run
 
 MAX_PARAMS = 100
 """Parameters in one call of MLflow."""
@@ -35,7 +35,7 @@ def require(module: str, extra: str) -> None:
         raise UserError(f"{module} is not installed. Install it with: pip install 'spmdkit[{extra}]'.")
 
 
-class Tracker(Callback):
+class Tracker(CatalogCallback):
     """Opens a run in a tracker and sends it the metrics of logged steps, in the main process."""
 
     library: ClassVar[str]

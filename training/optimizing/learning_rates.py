@@ -37,7 +37,7 @@ from annotated_types import Ge, Le, Lt
 from jax import Array
 
 from ...mesh.errors import UserError, did_you_mean, unknown_options
-from ..ranges import violated_rules
+from ...parallel.options import validated
 from .groups import REST
 
 KEY = "optimizer.schedule"
@@ -80,12 +80,12 @@ def learning_rate_problems(schedule: Mapping[str, Any]) -> list[str]:
     _, _, *known = inspect.signature(schedule_function).parameters
     hints = get_type_hints(schedule_function, include_extras=True)
     problems = unknown_options([option for option in options if option not in known], known, KEY, of=name)
-    return problems + [
-        f"{KEY}.{option}={value!r} must be {rule}."
-        for option, value in options.items()
-        if option in known
-        for rule in violated_rules(hints[option], value)
-    ]
+    for option in options.keys() & known:
+        try:
+            validated(hints[option], options[option], f"{KEY}.{option}")
+        except UserError as error:
+            problems.append(str(error))
+    return problems
 
 
 def constant(peak: float, num_steps: int) -> optax.Schedule:

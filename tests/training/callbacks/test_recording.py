@@ -101,5 +101,5 @@ def test_skips_a_window_before_the_resume(tmp_path):
 
 
 def test_rejects_a_start_of_zero():
-    with pytest.raises(UserError, match=r"start must be at least 1, got 0"):
+    with pytest.raises(UserError, match=r"Profile.start=0 must be at least 1"):
         Profile(start=0)

@@ -11,7 +11,7 @@ from ..parallel.model.user_code import import_function
 from ..parallel.model.user_errors import as_user_error
 from .config import DataConfig
 from .ordering.mixture import open_mixture
-from .source import Splits, fingerprint
+from .source import Splits, fingerprint, splits_of
 from .sources.arrays import read_arrays
 from .sources.columns import read_jsonl, read_parquet
 from .sources.images import read_images
@@ -161,19 +161,13 @@ def _language_splits(config: DataConfig) -> Splits:
     sources = [WindowSource(streams, config.length, checked, ends) for streams in (train, evaluation)]
     has_evaluation = bool(config.eval_files) or config.eval_fraction > 0
     _check_not_empty(sources, [train, evaluation], config, has_evaluation)
-    return Splits(
-        train=sources[0],
-        evaluation=sources[1] if has_evaluation else None,
-        vocabulary=vocabulary,
-        description=(
-            f"{config.source}: {corpus.description}; {len(sources[0]):,} training and {len(sources[1]):,} evaluation "
-            f"examples of {config.length:,} tokens, vocabulary {vocabulary:,}"
-        ),
-        fingerprint=fingerprint(
-            [stream.ids for stream in train + evaluation],
-            *(config.length, len(train), vocabulary, [stream.name for stream in train + evaluation], ends),
-        ),
+    described = (
+        f"{config.source}: {corpus.description}; {len(sources[0]):,} training and {len(sources[1]):,} evaluation "
+        f"examples of {config.length:,} tokens, vocabulary {vocabulary:,}"
     )
+    names, ids = [each.name for each in train + evaluation], [each.ids for each in train + evaluation]
+    content = fingerprint(ids, config.length, len(train), vocabulary, names, ends)
+    return splits_of(sources[: 2 if has_evaluation else 1], vocabulary, described, content)
 
 
 def _read_corpus(files: tuple[str, ...], config: DataConfig, key: str) -> Corpus:

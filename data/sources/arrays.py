@@ -10,7 +10,7 @@ import numpy as np
 from ...mesh.errors import UserError
 from ..config import DataConfig
 from ..examples import flat, is_numeric, shapes_of, with_weights
-from ..source import Splits, divide_rows, fingerprint
+from ..source import BatchedSource, Splits, divide_rows, fingerprint, splits_of
 from ..value_ranges import Limit, Limits, check_source, check_vocabulary
 from .source_files import find_files, raise_system_error, reason_of
 
@@ -38,7 +38,7 @@ class Origin(NamedTuple):
         return ""
 
 
-class ArraySource:
+class ArraySource(BatchedSource):
     """Examples that are the rows of arrays in memory.
 
     Args:
@@ -62,10 +62,6 @@ class ArraySource:
     def __len__(self) -> int:
         """Returns the number of rows."""
         return self._length
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """Returns row `index` of each array."""
-        return {name: np.asarray(array[index]) for name, array in self._arrays.items()}
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the rows at `indices` (int64, (N,)) of each array."""
@@ -142,13 +138,8 @@ def make_splits(sources: Sequence[ArraySource], vocabulary: int | None = None) -
     sizes = " and ".join(f"{len(source):,}" for source in sources)
     without = "" if len(sources) > 1 else ", none for evaluation"
     arrays = [array for source in sources for _, array in sorted(source.arrays_in_memory.items())]
-    return Splits(
-        train=sources[0],
-        evaluation=sources[1] if len(sources) > 1 else None,
-        vocabulary=vocabulary,
-        description=f"arrays {', '.join(forms[0])} in memory: {sizes} examples{without}",
-        fingerprint=fingerprint(arrays, sorted(forms[0])),
-    )
+    description = f"arrays {', '.join(forms[0])} in memory: {sizes} examples{without}"
+    return splits_of(sources, vocabulary, description, fingerprint(arrays, sorted(forms[0])))
 
 
 def divide_source(source: ArraySource, eval_fraction: float, vocabulary: int | None = None) -> Splits:

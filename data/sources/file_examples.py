@@ -11,7 +11,7 @@ import numpy as np
 from ...mesh.errors import UserError
 from ..config import DataConfig
 from ..examples import shapes_of, with_weights
-from ..source import BadDataError, Splits, fingerprint, spread_indices
+from ..source import BadDataError, Splits, fingerprint, splits_of, spread_indices
 from .source_files import BadRecords, raise_system_error, reason_of
 
 Arrays = dict[str, np.ndarray]
@@ -125,10 +125,6 @@ def make_file_splits(
     for source, index in sampled:
         source[index]
     sizes = " and ".join(f"{len(source):,}" for source in sources)
-    return Splits(
-        train=sources[0],
-        evaluation=sources[1] if len(sources) > 1 else None,
-        vocabulary=config.vocabulary or None,
-        description=f"{config.source}: {', '.join(sources[0].form)}; {sizes} examples",
-        fingerprint=fingerprint([source.raw(index) for source, index in sampled], sizes),
-    )
+    description = f"{config.source}: {', '.join(sources[0].form)}; {sizes} examples"
+    content = fingerprint([source.raw(index) for source, index in sampled], sizes)
+    return splits_of(sources, config.vocabulary or None, description, content)

@@ -27,7 +27,7 @@ from ...mesh.exit_codes import TRY_AGAIN
 from ...mesh.known_causes import WORKER_REMEDY, lost_worker
 from ...parallel.model.user_errors import as_user_error
 from ..examples import PAIR, as_arrays, with_weights
-from ..source import Splits, fingerprint
+from ..source import BatchedSource, Splits, fingerprint
 from ..value_ranges import check_vocabulary
 from .arrays import ArraySource
 
@@ -66,7 +66,7 @@ def raise_lost_worker(what: str) -> Iterator[None]:
         raise WorkerLost(f"{what} has lost a worker process: {found}. {WORKER_REMEDY}") from error
 
 
-class StreamSource:
+class StreamSource(BatchedSource):
     """The rows of a stream by their number, read in one direction.
 
     If an earlier row is needed again, the stream is read again from the beginning, if it can begin again.
@@ -95,10 +95,6 @@ class StreamSource:
     def __len__(self) -> int:
         """Returns more than any run needs: a stream that ends begins again."""
         return STREAM_LENGTH
-
-    def __getitem__(self, index: int) -> Rows:
-        """Returns row `index`."""
-        return {name: rows[0] for name, rows in self.take(np.array([index])).items()}
 
     def order(self, samples: np.ndarray, *, seed: int, shuffle: bool) -> np.ndarray:
         """Returns the samples: sample g is row g, and only the stream itself can shuffle."""

@@ -164,7 +164,13 @@ def abstract_batch(source: Source, global_batch: int, sharding: NamedSharding) -
     Raises:
         UserError: The batch does not divide over the mesh.
     """
-    return _abstract(source[0], global_batch, sharding)
+    check_divisible(sharding, global_batch)
+    return {
+        name: jax.ShapeDtypeStruct(
+            (global_batch, *np.shape(value)), jax.dtypes.canonicalize_dtype(value.dtype), sharding=sharding
+        )
+        for name, value in {**source[0], "example": np.int32(0)}.items()
+    }
 
 
 def further_batches(
@@ -181,19 +187,7 @@ def further_batches(
         return
     for number, length in enumerate(source.lengths[:-1]):
         example = source.padded_to(int(length), int(np.flatnonzero(source.bucket_of == number)[0]))
-        yield _abstract(example, global_batch, sharding)
-
-
-def _abstract(
-    example: dict[str, np.ndarray], global_batch: int, sharding: NamedSharding
-) -> dict[str, jax.ShapeDtypeStruct]:
-    check_divisible(sharding, global_batch)
-    return {
-        name: jax.ShapeDtypeStruct(
-            (global_batch, *np.shape(value)), jax.dtypes.canonicalize_dtype(value.dtype), sharding=sharding
-        )
-        for name, value in {**example, "example": np.int32(0)}.items()
-    }
+        yield abstract_batch([example], global_batch, sharding)
 
 
 def _batches(

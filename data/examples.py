@@ -141,6 +141,15 @@ def with_weights(arrays: Mapping[str, np.ndarray], dims: int) -> dict[str, np.nd
     return {**arrays, "weights": np.ones(shape, np.float32)}
 
 
+def count_rows(arrays: Mapping[str, np.ndarray], what: str, fix: str = "") -> int:
+    """Returns the number of rows of arrays; a UserError about `what` if it differs or an array has no dim."""
+    rows = {name: len(array) if array.ndim else "no dim" for name, array in arrays.items()}
+    number = next(iter(rows.values()), "no dim")
+    if number == "no dim" or set(rows.values()) != {number}:
+        raise UserError(f"{what} must have one row per example on dim 0; these have {rows}.{fix}")
+    return int(number)
+
+
 def is_numeric(dtype: np.dtype) -> bool:
     """Returns True if values of a dtype are numbers, not objects, strings, times or records."""
     return dtype.kind not in "OSUMm" and dtype.names is None

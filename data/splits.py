@@ -20,7 +20,17 @@ from .sources.records import read_record_arrays, read_records
 from .sources.saved_datasets import read_saved, read_saved_arrays
 from .sources.synthetic import synthetic_digits, synthetic_tokens
 from .sources.tables import read_table
-from .sources.texts import BYTES, ByteCodec, Corpus, Stream, join, read_stdlib, read_text, read_tokens, split_documents
+from .sources.texts import (
+    BYTES,
+    ByteCodec,
+    Corpus,
+    Document,
+    join,
+    read_stdlib,
+    read_text,
+    read_tokens,
+    split_documents,
+)
 from .sources.tokenizer import TokenizerCodec, tokenized
 from .windows import WindowSource
 
@@ -176,7 +186,7 @@ def _read_corpus(files: tuple[str, ...], config: DataConfig, key: str) -> Corpus
     return tokenized(corpus, config) if config.tokenizer else corpus
 
 
-def _vocabulary(corpus: Corpus, streams: list[Stream], config: DataConfig) -> int:
+def _vocabulary(corpus: Corpus, streams: list[Document], config: DataConfig) -> int:
     """Returns the number of token ids: the config's, the reader's, or the largest id + 1."""
     if corpus.vocabulary is not None and 0 < config.vocabulary < corpus.vocabulary:
         raise UserError(
@@ -197,7 +207,7 @@ def _vocabulary(corpus: Corpus, streams: list[Stream], config: DataConfig) -> in
 
 
 def _check_not_empty(
-    sources: list[WindowSource], streams: list[list[Stream]], config: DataConfig, has_evaluation: bool
+    sources: list[WindowSource], streams: list[list[Document]], config: DataConfig, has_evaluation: bool
 ) -> None:
     """Raises a UserError if a split lacks a whole example."""
     held_out = "data.eval_files" if config.eval_files else f"data.eval_fraction={config.eval_fraction}"

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from .source import BadDataError, BatchedSource
-from .sources.texts import Stream
+from .sources.texts import Document
 
 
 def mark_documents(inputs: np.ndarray, separator: int) -> dict[str, np.ndarray]:
@@ -67,7 +67,7 @@ class WindowSource(BatchedSource):
     """
 
     def __init__(
-        self, streams: Sequence[Stream], length: int, vocabulary: int | None = None, separator: int | None = None
+        self, streams: Sequence[Document], length: int, vocabulary: int | None = None, separator: int | None = None
     ) -> None:
         streams = [stream for stream in streams if len(stream.ids) > length]
         self._names = [stream.name for stream in streams]

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...mesh.errors import UserError
 from ..config import DataConfig
-from ..examples import flat, is_numeric, shapes_of, with_weights
+from ..examples import count_rows, flat, is_numeric, shapes_of, with_weights
 from ..source import BatchedSource, Splits, divide_rows, fingerprint, splits_of
 from ..value_ranges import Limit, Limits, check_source, check_vocabulary
 from .source_files import find_files, raise_system_error, reason_of
@@ -52,8 +52,7 @@ class ArraySource(BatchedSource):
 
     def __init__(self, arrays: Mapping[str, Any], origin: Origin | None = None) -> None:
         arrays = {name: np.asarray(array) for name, array in flat(arrays).items()}
-        _check_rows(arrays)
-        self._length = len(next(iter(arrays.values())))
+        self._length = _count_rows(arrays)
         if not self._length:
             raise UserError("a split of arrays is empty; give more data, or omit the evaluation split.")
         self._arrays = with_weights(arrays, 1)
@@ -196,17 +195,15 @@ def _read_npz(path: Path, key: str) -> dict[str, np.ndarray]:
         raise_system_error(error)
         raise UserError(f"{key}: {path} cannot be read as .npz: {reason_of(error)}. {WRITE}") from None
     try:
-        _check_rows(arrays)
+        _count_rows(arrays)
     except UserError as error:
         raise UserError(f"{key}: {path}: {error} {WRITE}") from None
     return arrays
 
 
-def _check_rows(arrays: Mapping[str, np.ndarray]) -> None:
-    """Raises a UserError if arrays are not numeric, or do not have the same number of rows."""
+def _count_rows(arrays: Mapping[str, np.ndarray]) -> int:
+    """Returns the number of rows; a UserError if arrays are not numeric or have different numbers of rows."""
     wrong = [f"{name!r} contains {array.dtype}" for name, array in arrays.items() if not is_numeric(array.dtype)]
     if wrong:
         raise UserError(f"arrays must contain numbers; {', '.join(wrong)}. Convert or remove them.")
-    rows = {name: array.shape[0] if array.ndim else "no dim" for name, array in arrays.items()}
-    if len(set(rows.values())) != 1 or "no dim" in rows.values():
-        raise UserError(f"all arrays must have one row per example on dim 0; these have {rows}.")
+    return count_rows(arrays, "all arrays")

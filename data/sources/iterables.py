@@ -26,7 +26,7 @@ from ...mesh.errors import UserError
 from ...mesh.exit_codes import TRY_AGAIN
 from ...mesh.known_causes import WORKER_REMEDY, lost_worker
 from ...parallel.model.user_errors import as_user_error
-from ..examples import PAIR, as_arrays, with_weights
+from ..examples import PAIR, as_arrays, count_rows, with_weights
 from ..source import BatchedSource, Splits, fingerprint
 from ..value_ranges import check_vocabulary
 from .arrays import ArraySource
@@ -197,12 +197,7 @@ class StreamSource(BatchedSource):
         """Returns an item as rows, after checking their form; `number` is the number of the first row."""
         arrays = as_arrays(item, self._names)
         rows = with_weights(arrays if self._batched else {name: value[None] for name, value in arrays.items()}, 1)
-        numbers = {name: len(array) if array.ndim else "no dim" for name, array in rows.items()}
-        if len(set(numbers.values())) != 1 or "no dim" in numbers.values():
-            raise UserError(
-                f"an item of the {self.what} has the rows {numbers}; items must be batches, with a row per example on "
-                "dim 0 of every array. Give single examples to from_examples."
-            )
+        count_rows(rows, f"the arrays in an item of the {self.what}", " Give single examples to from_examples.")
         form = {name: (str(array.dtype), array.shape[1:]) for name, array in rows.items()}
         self._form = self._form or form
         if form != self._form:

@@ -20,7 +20,7 @@ from ..config import DataConfig
 from ..examples import is_numeric
 from ..source import Splits, divide_rows
 from .columns import read_columns
-from .file_examples import UNREADABLE, make_file_splits
+from .file_examples import UNREADABLE, Records, make_file_splits
 from .source_files import BadRecords, explain_missing, find_files, raise_system_error, reason_of
 from .texts import Corpus
 
@@ -87,7 +87,7 @@ def read_record_arrays(config: DataConfig) -> Splits:
         file, record = place(row)
         return f"{(*paths, *held_out)[file]}, record {record}"
 
-    splits = make_file_splits(read, lambda row, record: _arrays(record), describe, rows, config, WRITE)
+    splits = make_file_splits(Records(read, lambda row, record: _arrays(record), describe, WRITE), rows, config)
     return splits._replace(description=f"{splits.description} in {counted(len(files), 'file')}")
 
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import spmdkit.data.bigram as bigram
 from spmdkit.data import bigram_loss, from_arrays
-from spmdkit.data.sources.texts import Stream
+from spmdkit.data.sources.texts import Document
 from spmdkit.data.windows import WindowSource
 
 
 def windows(ids, length=16):
-    return WindowSource([Stream("s", np.asarray(ids, np.uint16))], length)
+    return WindowSource([Document(b"", np.asarray(ids, np.uint16), "s")], length)
 
 
 def markov(size, seed=0, vocabulary=7):

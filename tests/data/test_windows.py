@@ -8,12 +8,12 @@ import pyarrow.parquet as parquet
 import pytest
 from spmdkit.data import DataConfig, open_splits
 from spmdkit.data.source import BadDataError
-from spmdkit.data.sources.texts import Stream
+from spmdkit.data.sources.texts import Document
 from spmdkit.data.windows import WindowSource, mark_documents
 
 
 def source(*sizes, length=4, vocabulary=None):
-    streams = [Stream(f"s{i}", np.arange(size, dtype=np.uint16) + 1000 * i) for i, size in enumerate(sizes)]
+    streams = [Document(b"", np.arange(size, dtype=np.uint16) + 1000 * i, f"s{i}") for i, size in enumerate(sizes)]
     return WindowSource(streams, length, vocabulary)
 
 
@@ -72,7 +72,7 @@ def test_ids_that_do_not_fit_int32_are_loud(dtype, value):
     ids = np.ones(10, dtype)
     ids[3] = value
     with pytest.raises(BadDataError, match=f"token id {value};"):
-        WindowSource([Stream("s", ids)], 4, vocabulary=2**31 - 1)[0]
+        WindowSource([Document(b"", ids, "s")], 4, vocabulary=2**31 - 1)[0]
 
 
 def rows_of(marks):

@@ -25,16 +25,6 @@ REFUSED = re.compile(r"[^\w.\- /]")
 """Characters that are invalid in names of MLflow, such as those of patterns."""
 
 
-def require(module: str, extra: str) -> None:
-    """Checks that a library is installed, without importing it.
-
-    Raises:
-        UserError: It is not installed; names the extra.
-    """
-    if find_spec(module) is None:
-        raise UserError(f"{module} is not installed. Install it with: pip install 'spmdkit[{extra}]'.")
-
-
 class Tracker(CatalogCallback):
     """Opens a run in a tracker and sends it the metrics of logged steps, in the main process."""
 
@@ -43,8 +33,9 @@ class Tracker(CatalogCallback):
     _client: Any = None
 
     def prepare(self, run: Run) -> None:
-        """Checks that the tracker's library is installed."""
-        require(self.library, self.extra)
+        """Checks that the tracker's library is installed, without importing it."""
+        if find_spec(self.library) is None:
+            raise UserError(f"{self.library} is not installed. Install it with: pip install 'spmdkit[{self.extra}]'.")
 
     def on_train_begin(self, run: Run) -> None:
         """Opens a run; a resumed run is another one."""

@@ -187,7 +187,7 @@ def test_rows_keep_their_names_and_weights():
         (
             [(np.ones((2, 2)), 1)],
             0,
-            r"has the rows {'inputs': 2, 'targets': 'no dim'.*Give single examples to from_examples",
+            r"these have {'inputs': 2, 'targets': 'no dim'.*Give single examples to from_examples",
         ),
         ([(np.ones(2), np.ones(2)), (np.ones((2, 2)), np.ones(2))], 2, "are .* at first and .* from row 2 on"),
         ([(np.ones(2), ["a", "b"])], 0, "targets contains <U1"),

@@ -90,11 +90,7 @@ NAN, INF = float("nan"), float("inf")
         (rows(weights=with_value(np.ones(12), 4, -0.5)), NONE, "weights of example 4 is -0.5: a weight must be finite"),
         (rows(weights=with_value(np.ones(12), 4, NAN)), NONE, "weights of example 4 is nan: a weight must be finite"),
         (rows(weights=with_value(np.ones(12), 4, INF)), NONE, "weights of example 4 is inf: a weight must be finite"),
-        (
-            rows(weights=with_value(np.ones(12, int), 4, -1)),
-            NONE,
-            "weights of example 4 is -1: a weight must be",
-        ),
+        (rows(weights=with_value(np.ones(12, int), 4, -1)), NONE, "weights of example 4 is -1: a weight must be"),
         (rows(inputs=with_value(np.zeros((12, 3)), (5, 1), NAN)), CLASSES, "inputs of example 5 at [1] is nan: not a"),
         (rows(inputs=with_value(np.zeros((12, 3)), (5, 1), -INF)), NONE, "inputs of example 5 at [1] is -inf: not a"),
         (

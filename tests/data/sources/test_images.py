@@ -106,8 +106,7 @@ def test_the_fingerprint_follows_names_and_content(photos):
 
 
 @pytest.mark.parametrize(
-    ("folder", "message"),
-    [("missing", "missing is not a directory"), ("photos/cat", "lacks images in subdirectories")],
+    ("folder", "message"), [("missing", "missing is not a directory"), ("photos/cat", "lacks images in subdirectories")]
 )
 def test_rejects_directories_without_classes(folder, message, photos, tmp_path):
     with pytest.raises(ValueError, match=message):

@@ -154,11 +154,7 @@ def test_rejects_invalid_records(record, message, tmp_path):
     ("options", "record", "message"),
     [
         ({}, packed(**example(0)), r"record 1: .*it is an archive of arrays, not a text; set data\.records: arrays"),
-        (
-            {"dtype": "uint16"},
-            b"abc",
-            r"3 bytes must be a multiple of the size of uint16; check data\.dtype",
-        ),
+        ({"dtype": "uint16"}, b"abc", r"3 bytes must be a multiple of the size of uint16; check data\.dtype"),
     ],
 )
 def test_rejects_invalid_documents(options, record, message, tmp_path, capsys):

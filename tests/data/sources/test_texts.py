@@ -5,14 +5,7 @@ import pytest
 from spmdkit.data import BadDataError, DataConfig, open_splits
 from spmdkit.data.source import hash_fraction, memory_map_of
 from spmdkit.data.sources import texts
-from spmdkit.data.sources.texts import (
-    SEPARATOR,
-    Document,
-    join,
-    read_tokens,
-    split_documents,
-    stdlib_files,
-)
+from spmdkit.data.sources.texts import SEPARATOR, Document, join, read_tokens, split_documents, stdlib_files
 
 
 def documents(count, size=10):
@@ -183,12 +176,7 @@ def test_a_vocabulary_that_is_given_is_checked_while_reading(tmp_path):
         ("t.bin", np.zeros(100, np.uint16), {}, r"t\.bin: a raw file does not state its dtype; set data\.dtype"),
         ("t.bin", np.zeros(101, np.uint8), {"dtype": "uint16"}, r"101 % 2 = 1\. Check data\.dtype"),
         ("t.npy", np.zeros(100, np.uint16), {"dtype": "uint32"}, r"it has uint16, but data\.dtype=uint32"),
-        (
-            "t.npy",
-            np.zeros((10, 10), np.uint16),
-            {},
-            r"shape \(10, 10\)\. Save ids\.astype\(np\.uint32\)\.reshape",
-        ),
+        ("t.npy", np.zeros((10, 10), np.uint16), {}, r"shape \(10, 10\)\. Save ids\.astype\(np\.uint32\)\.reshape"),
         ("t.npy", np.zeros(100, np.float32), {}, r"token ids must be integers with one dim, got float32 of shape"),
         (
             "t.npy",
@@ -199,12 +187,7 @@ def test_a_vocabulary_that_is_given_is_checked_while_reading(tmp_path):
         ("t.bin", np.zeros(0, np.uint16), {"dtype": "uint16"}, r"its 0 tokens are too few"),
         ("t.npy", np.full(100, -1), {}, r"t\.npy contains values from -1 to -1; token ids must be at least 0"),
         ("t.npy", np.full(100, 2**31), {}, r"t\.npy contains values from 2147483648 to"),
-        (
-            "t.tokens",
-            np.zeros(100, np.uint16),
-            {},
-            r"t\.tokens: invalid extension; this source reads \.npy, \.bin",
-        ),
+        ("t.tokens", np.zeros(100, np.uint16), {}, r"t\.tokens: invalid extension; this source reads \.npy, \.bin"),
     ],
 )
 def test_rejects_invalid_token_files(tmp_path, name, ids, options, message):

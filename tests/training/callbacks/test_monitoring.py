@@ -61,11 +61,7 @@ def test_requires_the_monitored_metric():
 @pytest.mark.parametrize(
     ("cls", "options", "message"),
     [
-        (
-            EarlyStopping,
-            {"patience": 0, "min_delta": -1},
-            "EarlyStopping.patience=0 must be at least 1.\nEarly",
-        ),
+        (EarlyStopping, {"patience": 0, "min_delta": -1}, "EarlyStopping.patience=0 must be at least 1.\nEarly"),
         (EarlyStopping, {"min_delta": math.nan}, "EarlyStopping.min_delta=nan must be a finite number."),
         (ReduceOnPlateau, {"factor": 1}, "ReduceOnPlateau.factor=1 must be less than 1."),
         (ReduceOnPlateau, {"factor": "half"}, "ReduceOnPlateau.factor='half' must be a number."),

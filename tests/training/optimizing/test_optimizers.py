@@ -11,12 +11,7 @@ from spmdkit.models.mlp import MLPConfig, mlp
 from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.training.optimizing.learning_rates import make_learning_rate
 from spmdkit.training.optimizing.optimizer_config import OptimizerConfig
-from spmdkit.training.optimizing.optimizers import (
-    DIRECTIONS,
-    is_stacked,
-    make_optimizer,
-    select,
-)
+from spmdkit.training.optimizing.optimizers import DIRECTIONS, is_stacked, make_optimizer, select
 from support.training import one_update, quadratic, stacked_params, train
 
 

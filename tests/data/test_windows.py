@@ -75,24 +75,12 @@ def test_ids_that_do_not_fit_int32_are_loud(dtype, value):
         WindowSource([Document(b"", ids, "s")], 4, vocabulary=2**31 - 1)[0]
 
 
-def rows_of(marks):
-    return {name: rows[0].tolist() for name, rows in marks.items()}
-
-
-def test_documents_in_an_example():
-    assert rows_of(mark_documents(np.array([[5, 6, 0, 7, 8, 0, 9]], np.int32), 0)) == {
-        "segments": [0, 0, 0, 1, 1, 1, 2],
-        "positions": [0, 1, 2, 0, 1, 2, 0],
-        "weights": [1, 1, 0, 1, 1, 0, 1],
-    }
-
-
-def test_an_example_of_one_document_and_one_of_ends_alone():
-    inputs = np.array([[5, 6, 7], [0, 0, 0], [5, 6, 0]], np.int32)
+def test_marks_documents():
+    inputs = np.array([[5, 6, 0, 7, 8, 0, 9], [5, 6, 7, 8, 9, 5, 6], [0, 0, 0, 5, 6, 7, 0]], np.int32)
     marks = mark_documents(inputs, 0)
-    assert marks["segments"].tolist() == [[0, 0, 0], [0, 1, 2], [0, 0, 0]]
-    assert marks["positions"].tolist() == [[0, 1, 2], [0, 0, 0], [0, 1, 2]]
-    assert marks["weights"].tolist() == [[1, 1, 1], [0, 0, 0], [1, 1, 0]]
+    assert marks["segments"].tolist() == [[0, 0, 0, 1, 1, 1, 2], [0] * 7, [0, 1, 2, 3, 3, 3, 3]]
+    assert marks["positions"].tolist() == [[0, 1, 2, 0, 1, 2, 0], [*range(7)], [0, 0, 0, 0, 1, 2, 3]]
+    assert marks["weights"].tolist() == [[1, 1, 0, 1, 1, 0, 1], [1] * 7, [0, 0, 0, 1, 1, 1, 0]]
     assert {name: str(rows.dtype) for name, rows in marks.items()} == {
         "segments": "int32",
         "positions": "int32",

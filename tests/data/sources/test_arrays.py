@@ -86,7 +86,7 @@ def test_from_arrays_reports_a_missing_evaluation_split():
 @pytest.mark.parametrize(
     ("evaluation", "fraction", "message"),
     [
-        (None, 1.0, "must be a number from 0 to below 1"),
+        *((None, other, "must be a number from 0 to below 1") for other in ("x", 1.0, float("nan"))),
         (arrays(), 0.5, "not both"),
         (None, 1e-9, "both splits need rows"),
     ],

@@ -156,13 +156,6 @@ def test_a_sparse_file_larger_than_memory_opens(tmp_path):
     assert splits.train[len(splits.train) - 1]["inputs"].tolist() == [0] * 10
 
 
-def test_one_file_is_held_out_at_its_end(tmp_path):
-    splits = open_splits(config(write(tmp_path / "t.npy", np.arange(1000, dtype=np.uint16)), eval_fraction=0.1))
-    assert splits.evaluation is not None
-    assert splits.evaluation[0]["inputs"][0] == 900
-    assert splits.vocabulary == 1000
-
-
 def test_a_vocabulary_that_is_given_is_checked_while_reading(tmp_path):
     splits = open_splits(config(write(tmp_path / "t.npy", np.arange(1000, dtype=np.uint16)), vocabulary=500))
     assert splits.vocabulary == 500

@@ -155,8 +155,8 @@ def _language_splits(config: DataConfig) -> Splits:
     """Returns windows over streams of token ids (for text: bytes)."""
     corpus = _read_corpus(config.files, config, "data.files")
     if config.eval_files:
-        held_out = _read_corpus(config.eval_files, config, "data.eval_files")
-        train_documents, eval_documents = corpus.documents, held_out.documents
+        train_documents = corpus.documents
+        eval_documents = _read_corpus(config.eval_files, config, "data.eval_files").documents
     else:
         train_documents, eval_documents = split_documents(corpus.documents, config.eval_fraction)
     train, evaluation = join(train_documents, corpus.separator), join(eval_documents, corpus.separator)
@@ -170,7 +170,10 @@ def _language_splits(config: DataConfig) -> Splits:
     ends = corpus.separator if config.packed else None
     sources = [WindowSource(streams, config.length, checked, ends) for streams in (train, evaluation)]
     has_evaluation = bool(config.eval_files) or config.eval_fraction > 0
-    _check_not_empty(sources, [train, evaluation], config, has_evaluation)
+    _check_not_empty(sources[0], train, "training split", config.length)
+    if has_evaluation:
+        held_out = "data.eval_files" if config.eval_files else f"data.eval_fraction={config.eval_fraction}"
+        _check_not_empty(sources[1], evaluation, f"evaluation split ({held_out})", config.length)
     described = (
         f"{config.source}: {corpus.description}; {len(sources[0]):,} training and {len(sources[1]):,} evaluation "
         f"examples of {config.length:,} tokens, vocabulary {vocabulary:,}"
@@ -206,18 +209,11 @@ def _vocabulary(corpus: Corpus, streams: list[Document], config: DataConfig) -> 
     return max((highest for _, highest, _ in extremes), default=0) + 1
 
 
-def _check_not_empty(
-    sources: list[WindowSource], streams: list[list[Document]], config: DataConfig, has_evaluation: bool
-) -> None:
+def _check_not_empty(source: WindowSource, documents: list[Document], name: str, length: int) -> None:
     """Raises a UserError if a split lacks a whole example."""
-    held_out = "data.eval_files" if config.eval_files else f"data.eval_fraction={config.eval_fraction}"
-    names = ("training split", f"evaluation split ({held_out})") if has_evaluation else ("training split",)
-    problems = [
-        f"data: the {name} has {sum(len(stream.ids) for stream in split):,} tokens; one example needs data.length + 1 "
-        f"= {config.length + 1:,} in one piece. Give it more data or lower data.length."
-        for name, source, split in zip(names, sources, streams, strict=False)
-        if not len(source)
-    ]
-    if problems:
-        without = " To train without evaluation, set data.eval_fraction: 0." if len(sources[0]) else ""
-        raise UserError("\n".join(problems) + without)
+    if not len(source):
+        without = "" if name == "training split" else " To train without evaluation, set data.eval_fraction: 0."
+        raise UserError(
+            f"data: the {name} has {sum(len(each.ids) for each in documents):,} tokens; one example needs data.length "
+            f"+ 1 = {length + 1:,} in one piece. Give it more data or lower data.length.{without}"
+        )

@@ -279,13 +279,9 @@ def _from_stream(train: Any, evaluation: Any, names: Sequence[str], vocabulary: 
             "the names must be the same."
         )
     kind = "batches" if batched else "examples"
-    return Splits(
-        train=source,
-        evaluation=held_out,
-        vocabulary=vocabulary,
-        description=source.what + (f", {len(held_out):,} evaluation examples" if held_out is not None else ""),
-        fingerprint=fingerprint([array for _, array in sorted(source.first_rows().items())], sorted(first), kind),
-    )
+    described = source.what + (f", {len(held_out):,} evaluation examples" if held_out is not None else "")
+    content = fingerprint([array for _, array in sorted(source.first_rows().items())], sorted(first), kind)
+    return Splits(source, held_out, vocabulary, described, content)
 
 
 def _held_out(stream: StreamSource) -> ArraySource:

@@ -40,10 +40,8 @@ def test_the_fingerprint_changes_with_the_data(corpus):
 def test_too_little_to_train_on(corpus):
     with pytest.raises(ValueError) as caught:
         open_splits(config(corpus, length=10**6))
-    train, evaluation = str(caught.value).splitlines()
-    assert "data: the training split has" in train
-    assert "one example needs data.length + 1 = 1,000,001 in one piece. Give it more data or lower" in train
-    assert "the evaluation split (data.eval_fraction=0.05) has" in evaluation
+    assert str(caught.value).startswith("data: the training split has ")
+    assert "one example needs data.length + 1 = 1,000,001 in one piece. Give it more data or" in str(caught.value)
 
 
 def test_empty_evaluation_split(corpus):

@@ -42,9 +42,7 @@ def flat(example: Any, names: Sequence[str] = PAIR) -> dict[str, Any]:
             )
         example = dict(zip(names, example, strict=True))
     if not isinstance(example, Mapping):
-        raise UserError(
-            f"an example must be a dict of arrays, or a tuple of them with names, got a {type(example).__name__}."
-        )
+        raise UserError(f"an example must be a dict of arrays, or a tuple with names, got a {type(example).__name__}.")
     pairs = [*_leaves(example)]
     found = dict(pairs)
     if len(found) != len(pairs):

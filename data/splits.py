@@ -162,10 +162,7 @@ def _language_splits(config: DataConfig) -> Splits:
     train, evaluation = join(train_documents, corpus.separator), join(eval_documents, corpus.separator)
     vocabulary = _vocabulary(corpus, train + evaluation, config)
     if config.packed and corpus.separator is None:
-        raise UserError(
-            f"data.packed=True: the {corpus.description} contain token ids without an end of documents; set "
-            "data.separator to an id that is put after each."
-        )
+        raise UserError(f"data.packed=True: the {corpus.description} lack an end of documents; set data.separator.")
     checked = vocabulary if corpus.vocabulary is None and config.vocabulary else None
     ends = corpus.separator if config.packed else None
     sources = [WindowSource(streams, config.length, checked, ends) for streams in (train, evaluation)]

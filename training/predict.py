@@ -134,8 +134,8 @@ class Predictor:
         if wrong or not jax.tree.leaves(shapes):
             given = f"an array of shape {wrong[0]}" if wrong else "nothing"
             raise UserError(
-                f"The model {self._model.name} predicts {given} for {rows} rows. Each array that `predict` returns has "
-                "the rows of the batch on dim 0: then a row of what is predicted belongs to a row of the data."
+                f"The model {self._model.name} predicts {given} for {rows} rows. Each array that `predict` "
+                "returns must have the rows of the batch on dim 0."
             )
 
 

@@ -153,10 +153,7 @@ def bucket_by_length(
     given = sorted(set(chosen))
     longest = max(int(each.max()) for each in sizes)
     if not given or given[0] < 1 or longest > given[-1]:
-        raise UserError(
-            f"lengths={list(chosen)}: the longest example has {longest:,} rows of inputs. Give lengths of at least 1 "
-            "with one of at least that, or cut the examples."
-        )
+        raise UserError(f"lengths={list(chosen)} must be at least 1 and reach the {longest:,} rows of the longest.")
     rows = np.shape(splits.train[0]["inputs"])[:1]
     as_long = (name for name, array in splits.train[0].items() if np.shape(array)[:1] == rows)
     names = tuple(padded) if padded is not None else tuple(as_long)

@@ -178,10 +178,7 @@ def _load(patterns: tuple[str, ...], key: str) -> ArraySource:
     forms = [{name: array.shape[1:] for name, array in arrays.items()} for _, arrays in parts]
     for (path, _), form in zip(parts, forms, strict=True):
         if form != forms[0]:
-            raise UserError(
-                f"{key}: rows of {path} have the shapes {form}, but those of {parts[0][0]} have {forms[0]}; all files "
-                "must have the same."
-            )
+            raise UserError(f"{key}: rows of {path} are {form}, but those of {parts[0][0]} are {forms[0]}.")
     origin = Origin([(str(path), len(next(iter(arrays.values())))) for path, arrays in parts])
     return ArraySource({name: np.concatenate([arrays[name] for _, arrays in parts]) for name in forms[0]}, origin)
 

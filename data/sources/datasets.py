@@ -158,10 +158,7 @@ def _columns(frame: Any, columns: Mapping[str, str | Sequence[str]] | None) -> d
     """Returns the arrays of a table."""
     names = frame if isinstance(frame, Mapping) else getattr(frame, "column_names", getattr(frame, "columns", None))
     if names is None:
-        raise UserError(
-            f"expected a DataFrame of pandas or Polars, a table of Arrow, or a mapping of names to columns, got a "
-            f"{type(frame).__name__}."
-        )
+        raise UserError(f"expected a DataFrame, an Arrow table or a mapping of columns, got a {type(frame).__name__}.")
     known = [str(column) for column in names]
     columns = columns or {name: name for name in known}
     wanted = [name for names in columns.values() for name in ([names] if isinstance(names, str) else names)]

@@ -42,9 +42,7 @@ def read_images(config: DataConfig) -> Splits:
     if config.eval_files:
         held_out = _find(config.eval_files, "data.eval_files")
         if unknown := sorted({path.parent.name for path in held_out} - set(classes)):
-            raise UserError(
-                f"data.eval_files: class {unknown[0]!r} is not in data.files, which has {', '.join(classes)}."
-            )
+            raise UserError(f"data.eval_files: class {unknown[0]!r} is not in data.files ({', '.join(classes)}).")
         rows = [np.arange(len(paths)), len(paths) + np.arange(len(held_out))]
         paths += held_out
     else:
@@ -74,9 +72,7 @@ def _find(directories: Sequence[str], key: str) -> list[Path]:
     """Returns the images in the subdirectories of some directories, sorted by class and name."""
     for directory in directories:
         if not Path(directory).expanduser().is_dir():
-            raise UserError(
-                f"{key}: {directory} is not a directory. Give a directory with one subdirectory for each class."
-            )
+            raise UserError(f"{key}: {directory} is not a directory. Give one with a subdirectory for each class.")
     found = [
         path
         for directory in directories

@@ -152,7 +152,7 @@ class StreamSource(BatchedSource):
         if index < self._start:
             if self._once:
                 raise UserError(
-                    f"the {self.what} was read up to row {self._stop:,} and cannot go back to row {index:,}: {ONCE}."
+                    f"the {self.what} is at row {self._stop:,} and cannot go back to row {index:,}: {ONCE}."
                 )
             self._begin()
         while index >= self._stop:
@@ -175,9 +175,7 @@ class StreamSource(BatchedSource):
                 yield rows
             if read == before:
                 raise UserError(f"the {self.what} gave no rows in its epoch {epoch}. Give it some.")
-        raise UserError(
-            f"the {self.what} ended after {read:,} rows, but the run needs more: {ONCE}; or lower train.steps."
-        )
+        raise UserError(f"the {self.what} ended after {read:,} rows; the run needs more: {ONCE}; or lower train.steps.")
 
     def _items(self, epoch: int) -> Iterator[Any]:
         """Yields the items of one epoch; errors of the user's code are told with their place."""
@@ -305,10 +303,7 @@ def _stream(given: Any, names: Sequence[str], batched: bool) -> StreamSource:
     once = hasattr(given, "__next__")
     is_iterable = once or hasattr(given, "__iter__")
     if not is_iterable and not callable(given):
-        raise UserError(
-            f"a {type(given).__name__} cannot be iterated; give a loader, an iterator, or a function from the number "
-            "of the epoch to one."
-        )
+        raise UserError(f"a {type(given).__name__} cannot be iterated; give an iterable or a function of the epoch.")
     name = f"a {type(given).__name__}" if is_iterable else getattr(given, "__name__", type(given).__name__)
     what = f"stream of {'batches' if batched else 'examples'} of {name}"
     make: Any = (lambda epoch: given) if is_iterable else given

@@ -104,9 +104,7 @@ def _open(path: Path) -> Any:
         return grain.sources.ArrayRecordDataSource([str(path)])
     except RuntimeError as error:
         reason = reason_of(error) if str(error) else "its end is missing or corrupt"
-        raise UserError(
-            f"{path}: it cannot be read as ArrayRecord: {reason}. Check that it was written to its end."
-        ) from error
+        raise UserError(f"{path}: it cannot be read as ArrayRecord: {reason}. Check that it is complete.") from error
 
 
 def _document(record: bytes, dtype: str) -> bytes | np.ndarray:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...mesh.errors import UserError, counted, did_you_mean
+from ...mesh.errors import UserError, counted, unknown_name
 from ..config import DataConfig
 from ..source import BadDataError, Splits
 from .arrays import ArraySource, Origin, divide_source, make_splits
@@ -94,9 +94,7 @@ def _input_columns(table: Any, config: DataConfig) -> Sequence[str]:
     for key, wanted in (("data.target", (config.target,)), ("data.columns", config.columns)):
         for name in wanted:
             if name not in names:
-                raise UserError(
-                    f"{key}: unknown column {name!r}. The table has {', '.join(names)}.{did_you_mean(name, names)}"
-                )
+                raise UserError(f"{key}: {unknown_name('column', name, names)}")
     columns = config.columns or tuple(name for name in names if name != config.target)
     if config.target in columns:
         raise UserError(f"data.columns includes data.target={config.target!r}: the model would read its own target.")

@@ -224,9 +224,7 @@ def _map_npy(path: Path, dtype: str) -> np.ndarray:
         ids = np.load(path, mmap_mode="r")
     except Exception as error:  # NumPy raises any of several types for invalid content
         raise_system_error(error)
-        raise UserError(
-            f"it cannot be read as .npy: {reason_of(error)}. Write it with np.save, an array of integers."
-        ) from None
+        raise UserError(f"it cannot be read as .npy: {reason_of(error)}. Write integers with np.save.") from None
     if not isinstance(ids, np.ndarray):
         raise UserError("it is an archive of arrays (.npz). Save the token ids alone, with np.save.")
     if ids.dtype.kind not in "ui" or ids.ndim != 1:

@@ -156,9 +156,7 @@ class Run:
             UserError: The evaluation split is missing.
         """
         if not self.evaluates:
-            raise UserError(
-                "A callback requests an evaluation, but the evaluation split is missing. Raise data.eval_fraction."
-            )
+            raise UserError("run.evaluate(): the evaluation split is missing. Raise data.eval_fraction.")
         self._request(Requests(evaluate=True))
 
     def save(self) -> None:

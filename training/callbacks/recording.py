@@ -117,9 +117,7 @@ class Samples(CatalogCallback):
     def prepare(self, run: Run) -> None:
         """Checks that the model generates text."""
         if run.generate is None:
-            raise UserError(
-                "callbacks: samples require a model that predicts bytes of text and has a `predict`. Remove samples."
-            )
+            raise UserError("callbacks: samples require a model of text that has a `predict`. Remove samples.")
 
     def on_train_begin(self, run: Run) -> None:
         """Opens the file without the samples of steps that are trained again."""

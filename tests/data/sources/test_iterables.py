@@ -157,11 +157,11 @@ def test_single_pass_stream_explains_its_end(monkeypatch):
     def batches():
         yield from Loader(20, seed=0)
 
-    with pytest.raises(ValueError, match=r"a generator ended after 20 rows, but the run needs more: .* train\.steps"):
+    with pytest.raises(ValueError, match=r"a generator ended after 20 rows; the run needs more: .* train\.steps"):
         from_batches(batches()).train.take(np.arange(16, 24))
     stream = from_batches(batches()).train
     assert stream.take(np.array([19, 0]))["targets"].shape == (2,)
-    with pytest.raises(ValueError, match=r"read up to row 20 and cannot go back to row 6: it can be read only once"):
+    with pytest.raises(ValueError, match=r"is at row 20 and cannot go back to row 6: it can be read only once"):
         stream.take(np.array([6]))
 
 

@@ -69,7 +69,7 @@ def test_samples_resume_and_drop_repeated_steps(tmp_path):
 
 
 def test_samples_require_a_language_model():
-    with pytest.raises(UserError, match="samples require a model that predicts bytes of text"):
+    with pytest.raises(UserError, match="samples require a model of text"):
         play(Samples(), losses=[1.0])
 
 

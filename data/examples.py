@@ -37,8 +37,7 @@ def flat(example: Any, names: Sequence[str] = PAIR) -> dict[str, Any]:
         names = (*names, "weights") if tuple(names) == PAIR and len(example) == 3 else names
         if len(example) != len(names):
             raise UserError(
-                f"an example has {len(example)} entries, but {len(names)} names ({', '.join(names)}). Give a name for "
-                "each entry, or make examples dicts."
+                f"an example has {len(example)} entries, but {len(names)} names ({', '.join(names)}). Name each entry."
             )
         example = dict(zip(names, example, strict=True))
     if not isinstance(example, Mapping):

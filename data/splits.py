@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..mesh.errors import UserError
+from ..mesh.known_causes import lost_worker
 from ..parallel.model.user_code import import_function
 from ..parallel.model.user_errors import as_user_error
 from .config import DataConfig
@@ -15,7 +16,6 @@ from .source import Splits, fingerprint, splits_of
 from .sources.arrays import read_arrays
 from .sources.columns import read_jsonl, read_parquet
 from .sources.images import read_images
-from .sources.iterables import WorkerLost, raise_lost_worker
 from .sources.records import read_record_arrays, read_records
 from .sources.saved_datasets import read_saved, read_saved_arrays
 from .sources.synthetic import synthetic_digits, synthetic_tokens
@@ -124,8 +124,7 @@ def _below(config: DataConfig, root: Path) -> DataConfig:
 def _user_splits(config: DataConfig, search_path: Sequence[str | Path]) -> Splits:
     """Returns the splits of the user's own function."""
     make_splits = import_function(config.source, "data.source", search_path)
-    what = f"data.source={config.source!r}"
-    with as_user_error(what, make_splits, passes=lambda error: isinstance(error, WorkerLost)), raise_lost_worker(what):
+    with as_user_error(f"data.source={config.source!r}", make_splits, passes=lambda error: bool(lost_worker(error))):
         splits = make_splits(config)
         _check_splits(splits, config)
     return splits
@@ -189,10 +188,8 @@ def _read_corpus(files: tuple[str, ...], config: DataConfig, key: str) -> Corpus
 def _vocabulary(corpus: Corpus, streams: list[Document], config: DataConfig) -> int:
     """Returns the number of token ids: the config's, the reader's, or the largest id + 1."""
     if corpus.vocabulary is not None and 0 < config.vocabulary < corpus.vocabulary:
-        raise UserError(
-            f"data.vocabulary={config.vocabulary} must be at least {corpus.vocabulary}, the number of ids of the text. "
-            "Leave data.vocabulary out, or make it larger."
-        )
+        least = f"{corpus.vocabulary}, the number of ids of the text"
+        raise UserError(f"data.vocabulary={config.vocabulary} must be at least {least}. Leave it out.")
     vocabulary = config.vocabulary or corpus.vocabulary
     if vocabulary:
         return vocabulary

@@ -86,7 +86,7 @@ class BucketedBatches(BucketedSource):
     """
 
     def __init__(self, source: BucketedSource, global_batch: int) -> None:
-        super().__init__(source._source, source._sizes, source.lengths, source._padded)
+        super().__init__(source._source, source._sizes, source.lengths.tolist(), source._padded)
         self._global_batch = global_batch
         self._members = [np.flatnonzero(source.bucket_of == number) for number in range(len(source.lengths))]
         self._weights = _shares([len(each) for each in self._members])

@@ -1,9 +1,9 @@
 """Examples in memory: NumPy arrays with one row per example, given directly or read from .npz files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,25 +17,19 @@ from .source_files import find_files, raise_system_error, reason_of
 WRITE = "Write it with np.savez(path, inputs=..., targets=...), both arrays of numbers with a row per example."
 
 
-class Origin(NamedTuple):
-    """The files that the rows of arrays come from.
+Origin = Callable[[int], str]
+"""The function from a row to its file, and its number there."""
 
-    Attributes:
-        files: Each file and its number of rows, in order.
-        rows: Numbers of the rows that are kept, counted over all files; None: all.
-    """
 
-    files: list[tuple[str, int]]
-    rows: np.ndarray | None = None
+def origin_in(files: Sequence[tuple[str, int]]) -> Origin:
+    """Returns the origin of rows that follow each other in files: pairs of a file and its number of rows."""
 
-    def describe(self, index: int) -> str:
-        """Returns file, and row in that file, of the row at `index`."""
-        row = int(index if self.rows is None else self.rows[index])
-        for path, count in self.files:
-            if row < count:
-                return f"row {row} of {path}"
-            row -= count
-        return ""
+    def describe(row: int) -> str:
+        starts = np.cumsum([0, *(count for _, count in files)])
+        file = int(np.searchsorted(starts, row, side="right")) - 1
+        return f"row {row - int(starts[file])} of {files[file][0]}"
+
+    return describe
 
 
 class ArraySource(BatchedSource):
@@ -44,7 +38,7 @@ class ArraySource(BatchedSource):
     Args:
         arrays: Name -> array with examples on dim 0, or nested mappings of them (see `examples.flat`). "weights" of 1
             (float32, see `with_weights`) are added if missing.
-        origin: The files that the rows come from, for messages.
+        origin: The origin of each row, for messages.
 
     Raises:
         UserError: Arrays or rows are missing, arrays have different numbers of rows, or are not numeric.
@@ -73,11 +67,12 @@ class ArraySource(BatchedSource):
 
     def rows(self, indices: np.ndarray) -> "ArraySource":
         """Returns some of the rows (int64, (N,)) as another source; copies them."""
-        return ArraySource(self.take(indices), self._origin and self._origin._replace(rows=indices))
+        origin = self._origin
+        return ArraySource(self.take(indices), origin and (lambda index: origin(int(indices[index]))))
 
     def origin(self, index: int) -> str:
         """Returns file and row of example `index`; "" if it does not come from a file."""
-        return self._origin.describe(index) if self._origin else ""
+        return self._origin(index) if self._origin else ""
 
 
 def from_arrays(
@@ -179,7 +174,7 @@ def _load(patterns: tuple[str, ...], key: str) -> ArraySource:
     for (path, _), form in zip(parts, forms, strict=True):
         if form != forms[0]:
             raise UserError(f"{key}: rows of {path} are {form}, but those of {parts[0][0]} are {forms[0]}.")
-    origin = Origin([(str(path), len(next(iter(arrays.values())))) for path, arrays in parts])
+    origin = origin_in([(str(path), len(next(iter(arrays.values())))) for path, arrays in parts])
     return ArraySource({name: np.concatenate([arrays[name] for _, arrays in parts]) for name in forms[0]}, origin)
 
 

@@ -8,23 +8,20 @@ all. A resumed run reads the rows again that it has trained on, and drops them.
     process 0 keeps      0 1     | 4 5     |
     process 1 keeps          2 3 |     6 7 |
 
-A killed worker process of a loader is a fault of the machine, not of the code. A PyTorch `DataLoader` detects it in two
-places: while it waits for the next batch, after five seconds, and in a signal handler, which raises in whatever the
-main thread is doing. Both give the same message, which is recognized here.
+A killed worker process of a loader is a fault of the machine, not of the code: its error is raised unchanged, and
+`mesh.known_causes` recognizes it.
 """
 
 import bisect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from ...layouts.sizes import format_bytes
 from ...mesh.errors import UserError
-from ...mesh.exit_codes import TRY_AGAIN
-from ...mesh.known_causes import WORKER_REMEDY, lost_worker
+from ...mesh.known_causes import lost_worker
 from ...parallel.model.user_errors import as_user_error
 from ..examples import PAIR, as_arrays, count_rows, with_weights
 from ..source import BatchedSource, Splits, fingerprint
@@ -42,28 +39,6 @@ ONCE = (
     "it can be read only once. Give a function of the number of the epoch that makes a new one, or an iterable that "
     "can begin again"
 )
-
-
-class WorkerLost(RuntimeError):
-    """A worker process of a loader was killed; the same command may work."""
-
-    exit_code = TRY_AGAIN
-
-
-@contextmanager
-def raise_lost_worker(what: str) -> Iterator[None]:
-    """Raises a `WorkerLost` in place of a library's error about a lost worker.
-
-    Args:
-        what: The name of what is read.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        found = lost_worker(error)
-        if not found:
-            raise
-        raise WorkerLost(f"{what} has lost a worker process: {found}. {WORKER_REMEDY}") from error
 
 
 class StreamSource(BatchedSource):
@@ -181,10 +156,7 @@ class StreamSource(BatchedSource):
         """Yields the items of one epoch; errors of the user's code are told with their place."""
         items: Iterator[Any] | None = None
         while True:
-            with (
-                as_user_error(f"reading the {self.what}", passes=_is_of_machine),
-                raise_lost_worker(f"the {self.what}"),
-            ):
+            with as_user_error(f"reading the {self.what}", passes=_is_of_machine):
                 items = iter(self._make(epoch)) if items is None else items
                 item = next(items, None)
             if item is None:
@@ -208,7 +180,7 @@ class StreamSource(BatchedSource):
 
 def _is_of_machine(error: Exception) -> bool:
     """Returns True if an error comes from the machine, not from the code that creates a stream."""
-    return isinstance(error, OSError | MemoryError | WorkerLost)
+    return isinstance(error, OSError | MemoryError) or bool(lost_worker(error))
 
 
 def _count(rows: Rows) -> int:

@@ -100,11 +100,10 @@ def _end(tokenizer: Any, config: DataConfig, file: Path) -> int:
         raise UserError(f"data.separator={config.separator} is not an id of {file}, which are 0 .. {size - 1}.")
     if config.separator >= 0:
         return config.separator
-    found = [tokenizer.token_to_id(token) for token in ENDS]
-    end = next((each for each in found if each is not None), None)
-    if end is None:
+    found = [end for end in map(tokenizer.token_to_id, ENDS) if end is not None]
+    if not found:
         raise UserError(f"data.tokenizer: {file} lacks a token that ends a document. Set data.separator to an id.")
-    return end
+    return found[0]
 
 
 def _encode(corpus: Corpus, tokenizer: Any) -> Iterator[Document]:

@@ -198,10 +198,8 @@ class Conductor:
     def _prepare(self, name: str, callback: Any) -> None:
         run, monitored = self._run, getattr(callback, "monitors", None)
         if monitored is not None and not run.evaluates:
-            raise UserError(
-                f"{name} needs {monitored or 'evaluations'}, but the evaluation split is missing. Raise "
-                "data.eval_fraction, or remove the callback."
-            )
+            needed = f"{name} needs {monitored or 'evaluations'}"
+            raise UserError(f"{needed}, but the evaluation split is missing. Raise data.eval_fraction.")
         if isinstance(callback, Callback) and callback.writes:
             key, own = f"{name.partition(' ')[0]}.path", getattr(type(callback), "path", "")
             check_output(run.folder, vars(callback)["path"], callback.writes, key, own, probe=run.is_main)

@@ -1,7 +1,6 @@
 """Callbacks that record the run into files: a CSV table, samples of text, a profiler trace."""
 
 import csv
-import io
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import jax
 from annotated_types import Ge
 
 from ...mesh.errors import UserError
-from ...mesh.files import write_text
+from ...mesh.files import atomic_write
 from ..metrics import MetricsLog
 from ..run_files import Kind
 from ..steps.late_log import RUN_AHEAD
@@ -78,12 +77,11 @@ class CSVLog(CatalogCallback):
         """Replaces the table atomically, and opens it for more lines."""
         self.close()
         self._columns = list(dict.fromkeys(name for row in rows for name in row))
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, self._columns)
-        if self._columns:
-            writer.writeheader()
-        writer.writerows(rows)
-        write_text(self._path, text.getvalue())
+        with atomic_write(self._path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self._columns)
+            if self._columns:
+                writer.writeheader()
+            writer.writerows(rows)
         self._file = self._path.open("a", newline="", encoding="utf-8")
 
 

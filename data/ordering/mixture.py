@@ -184,7 +184,8 @@ def _check_parts(splits: Sequence[Splits], names: Sequence[str]) -> None:
     if len(set(numbers)) > 1:
         given = [f"{name} has {number or 'no'} token ids" for name, number in zip(names, numbers, strict=True)]
         raise UserError(
-            f"{', '.join(given)}: set data.vocabulary to the number of all ids, if the same id means the same."
+            f"{', '.join(given)}: the same id must mean the same token in all parts. If it does, set data.vocabulary "
+            "to the number of all ids."
         )
 
 

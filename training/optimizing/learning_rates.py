@@ -80,9 +80,9 @@ def learning_rate_problems(schedule: Mapping[str, Any]) -> list[str]:
     _, _, *known = inspect.signature(schedule_function).parameters
     hints = get_type_hints(schedule_function, include_extras=True)
     problems = unknown_options([option for option in options if option not in known], known, KEY, of=name)
-    for option in options.keys() & known:
+    for option, value in options.items():
         try:
-            validated(hints[option], options[option], f"{KEY}.{option}")
+            validated(hints.get(option, Any), value, f"{KEY}.{option}")
         except UserError as error:
             problems.append(str(error))
     return problems

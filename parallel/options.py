@@ -66,9 +66,7 @@ def check_options(strategy: str, config: Any, problems: Iterable[str] = ()) -> N
 def type_problems(section: str, config: Any) -> list[str]:
     """Checks the fields of a dataclass with pydantic and converts them, see `validated`."""
     problems = []
-    for field in fields(config):
-        if is_dataclass(field.type):  # it has checked its own fields
-            continue
+    for field in [each for each in fields(config) if not is_dataclass(each.type)]:  # which has checked its own fields
         try:
             value = validated(field.type, getattr(config, field.name), f"{section}.{field.name}")
             object.__setattr__(config, field.name, value)
@@ -94,8 +92,7 @@ def validated(kind: Any, value: Any, key: str) -> Any:
         rules: dict[str, dict[str, None]] = {}  # the types of a union fail one by one
         for each in error.errors():
             place = "".join(f"[{part}]" for part in each["loc"] if isinstance(part, int))
-            given = f"{key}{place}={reprlib.repr(each['input'])}"
-            rules.setdefault(given, {})[rule_of(each)] = None
+            rules.setdefault(f"{key}{place}={reprlib.repr(each['input'])}", {})[rule_of(each)] = None
         raise UserError("\n".join(f"{given} must be {' or '.join(found)}." for given, found in rules.items())) from None
 
 

@@ -164,10 +164,6 @@ class Trainer:
             shuffle=shuffle,
         )
         held_out = [*rows_in_order(evaluation)] if evaluation is not None else []
-
-        def evaluate(state: TrainState) -> dict[str, float]:
-            return {f"eval_{name}": value for name, value in self._evaluate(state, held_out).items()}
-
         self._predictor = None
         with closing(batches):
             fitted = fit(
@@ -175,7 +171,7 @@ class Trainer:
                 self.state,
                 batches,
                 callbacks=callbacks,
-                evaluate=None if evaluation is None else evaluate,
+                evaluate=None if evaluation is None else lambda state: self._evaluate_held_out(state, held_out),
                 evaluate_every=evaluate_every,
                 checkpoints=checkpoints,
                 save_every=save_every,
@@ -222,6 +218,9 @@ class Trainer:
             raise UserError("There is nothing to predict: the data is empty.")
         whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         return next(iter(whole.values())) if [*whole] == [*named(0)] else whole
+
+    def _evaluate_held_out(self, state: TrainState, sources: Iterable[Any]) -> dict[str, float]:
+        return {f"eval_{name}": value for name, value in self._evaluate(state, sources).items()}
 
     def _evaluate(self, state: TrainState, sources: Iterable[Any]) -> dict[str, float]:
         return evaluate_sources(self.step, state.params, state.model_state, sources, global_batch=self.global_batch)

@@ -41,7 +41,7 @@ from spmdkit.runtime.build_run import build, configured_callbacks
 from spmdkit.runtime.guards.guards import Guards
 from spmdkit.runtime.run_context import Recorder, run_for_callbacks
 from spmdkit.training.callbacks.conductor import Conductor
-from spmdkit.training.display import make_display
+from spmdkit.training.display import Display
 from spmdkit.training.loop import run_steps
 from spmdkit.training.steps.late_log import RUN_AHEAD
 from spmdkit.training.stopping.gate import stops_on_signals
@@ -83,7 +83,7 @@ class Contestant:
     def _open(self):
         built, stack = self.built, self.stack
         console = Console(file=stack.enter_context((self.folder / "printed").open("w")), width=120)
-        self.display = stack.enter_context(make_display(built.config.train.steps, 0, "", console))
+        self.display = stack.enter_context(Display(built.config.train.steps, 0, "", console))
         self.gate = stack.enter_context(stops_on_signals())
         self.guards = Guards(built.config.guards, built.config.timeouts, self.display.message, lambda number: False)
         say = self.display.message

@@ -37,14 +37,11 @@ def flat(example: Any, names: Sequence[str] = PAIR) -> dict[str, Any]:
         names = (*names, "weights") if tuple(names) == PAIR and len(example) == 3 else names
         if len(example) != len(names):
             raise UserError(
-                f"an example has {len(example)} entries, but {len(names)} names ({', '.join(names)}). Give a name for "
-                "each entry, or make examples dicts."
+                f"an example has {len(example)} entries, but {len(names)} names ({', '.join(names)}). Name each entry."
             )
         example = dict(zip(names, example, strict=True))
     if not isinstance(example, Mapping):
-        raise UserError(
-            f"an example must be a dict of arrays, or a tuple of them with names, got a {type(example).__name__}."
-        )
+        raise UserError(f"an example must be a dict of arrays, or a tuple with names, got a {type(example).__name__}.")
     pairs = [*_leaves(example)]
     found = dict(pairs)
     if len(found) != len(pairs):
@@ -139,6 +136,15 @@ def with_weights(arrays: Mapping[str, np.ndarray], dims: int) -> dict[str, np.nd
     tokens = sequences and pair[0].shape == pair[1].shape
     shape = pair[1].shape if tokens else next(iter(arrays.values())).shape[:dims]
     return {**arrays, "weights": np.ones(shape, np.float32)}
+
+
+def count_rows(arrays: Mapping[str, np.ndarray], what: str, fix: str = "") -> int:
+    """Returns the number of rows of arrays; a UserError about `what` if it differs or an array has no dim."""
+    rows = {name: len(array) if array.ndim else "no dim" for name, array in arrays.items()}
+    number = next(iter(rows.values()), "no dim")
+    if number == "no dim" or set(rows.values()) != {number}:
+        raise UserError(f"{what} must have one row per example on dim 0; these have {rows}.{fix}")
+    return int(number)
 
 
 def is_numeric(dtype: np.dtype) -> bool:

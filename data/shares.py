@@ -32,12 +32,10 @@ class Turns(NamedTuple):
     Attributes:
         part: int64, (period,), the part of each sample.
         number: int64, (period,), the number of samples of the same part before it in the period.
-        counts: int64, (parts,), samples of each part in a period.
     """
 
     part: np.ndarray
     number: np.ndarray
-    counts: np.ndarray
 
 
 def whole_weights(weights: Sequence[float], key: str) -> tuple[int, ...]:
@@ -81,7 +79,7 @@ def locate(samples: np.ndarray, weights: tuple[int, ...]) -> tuple[np.ndarray, n
     table = turns(weights)
     periods, places = np.divmod(samples, len(table.part))
     part = table.part[places]
-    return part, periods * table.counts[part] + table.number[places]
+    return part, periods * np.array(weights)[part] + table.number[places]
 
 
 @functools.lru_cache(maxsize=16)
@@ -91,7 +89,7 @@ def turns(weights: tuple[int, ...]) -> Turns:
     number = np.empty_like(part)
     for each, count in enumerate(weights):
         number[part == each] = np.arange(count)
-    return Turns(part, number, np.array(weights, np.int64))
+    return Turns(part, number)
 
 
 def _sequence(weights: tuple[int, ...]) -> list[int]:

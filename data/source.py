@@ -34,7 +34,13 @@ class Source(Protocol):
 
 @runtime_checkable
 class BatchedSource(Source, Protocol):
-    """A source that reads many examples faster together than one by one."""
+    """A source that reads many examples faster together than one by one; `take` also gives its single examples."""
+
+    def __getitem__(self, index: int, /) -> dict[str, np.ndarray]:
+        """Returns example `index`, in [0, len)."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"example {index} of {len(self)}")
+        return {name: rows[0] for name, rows in self.take(np.array([index])).items()}
 
     def take(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
         """Returns the examples at `indices` (int64, (N,)) stacked on a new dim 0."""
@@ -57,6 +63,11 @@ class Splits(NamedTuple):
     vocabulary: int | None
     description: str
     fingerprint: str = ""
+
+
+def splits_of(sources: Sequence[Source], vocabulary: int | None, description: str, fingerprint: str) -> Splits:
+    """Returns splits of one or two sources: training examples and, if given, held-out examples."""
+    return Splits(sources[0], sources[1] if len(sources) > 1 else None, vocabulary, description, fingerprint)
 
 
 def take(source: Source, indices: np.ndarray) -> dict[str, np.ndarray]:

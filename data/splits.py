@@ -7,20 +7,30 @@ from pathlib import Path
 from typing import Any
 
 from ..mesh.errors import UserError
+from ..mesh.known_causes import lost_worker
 from ..parallel.model.user_code import import_function
 from ..parallel.model.user_errors import as_user_error
 from .config import DataConfig
 from .ordering.mixture import open_mixture
-from .source import Splits, fingerprint
+from .source import Splits, fingerprint, splits_of
 from .sources.arrays import read_arrays
 from .sources.columns import read_jsonl, read_parquet
 from .sources.images import read_images
-from .sources.iterables import WorkerLost, raise_lost_worker
 from .sources.records import read_record_arrays, read_records
 from .sources.saved_datasets import read_saved, read_saved_arrays
 from .sources.synthetic import synthetic_digits, synthetic_tokens
 from .sources.tables import read_table
-from .sources.texts import BYTES, ByteCodec, Corpus, Stream, join, read_stdlib, read_text, read_tokens, split_documents
+from .sources.texts import (
+    BYTES,
+    ByteCodec,
+    Corpus,
+    Document,
+    join,
+    read_stdlib,
+    read_text,
+    read_tokens,
+    split_documents,
+)
 from .sources.tokenizer import TokenizerCodec, tokenized
 from .windows import WindowSource
 
@@ -114,8 +124,7 @@ def _below(config: DataConfig, root: Path) -> DataConfig:
 def _user_splits(config: DataConfig, search_path: Sequence[str | Path]) -> Splits:
     """Returns the splits of the user's own function."""
     make_splits = import_function(config.source, "data.source", search_path)
-    what = f"data.source={config.source!r}"
-    with as_user_error(what, make_splits, passes=lambda error: isinstance(error, WorkerLost)), raise_lost_worker(what):
+    with as_user_error(f"data.source={config.source!r}", make_splits, passes=lambda error: bool(lost_worker(error))):
         splits = make_splits(config)
         _check_splits(splits, config)
     return splits
@@ -145,35 +154,29 @@ def _language_splits(config: DataConfig) -> Splits:
     """Returns windows over streams of token ids (for text: bytes)."""
     corpus = _read_corpus(config.files, config, "data.files")
     if config.eval_files:
-        held_out = _read_corpus(config.eval_files, config, "data.eval_files")
-        train_documents, eval_documents = corpus.documents, held_out.documents
+        train_documents = corpus.documents
+        eval_documents = _read_corpus(config.eval_files, config, "data.eval_files").documents
     else:
         train_documents, eval_documents = split_documents(corpus.documents, config.eval_fraction)
     train, evaluation = join(train_documents, corpus.separator), join(eval_documents, corpus.separator)
     vocabulary = _vocabulary(corpus, train + evaluation, config)
     if config.packed and corpus.separator is None:
-        raise UserError(
-            f"data.packed=True: the {corpus.description} contain token ids without an end of documents; set "
-            "data.separator to an id that is put after each."
-        )
+        raise UserError(f"data.packed=True: the {corpus.description} lack an end of documents; set data.separator.")
     checked = vocabulary if corpus.vocabulary is None and config.vocabulary else None
     ends = corpus.separator if config.packed else None
     sources = [WindowSource(streams, config.length, checked, ends) for streams in (train, evaluation)]
     has_evaluation = bool(config.eval_files) or config.eval_fraction > 0
-    _check_not_empty(sources, [train, evaluation], config, has_evaluation)
-    return Splits(
-        train=sources[0],
-        evaluation=sources[1] if has_evaluation else None,
-        vocabulary=vocabulary,
-        description=(
-            f"{config.source}: {corpus.description}; {len(sources[0]):,} training and {len(sources[1]):,} evaluation "
-            f"examples of {config.length:,} tokens, vocabulary {vocabulary:,}"
-        ),
-        fingerprint=fingerprint(
-            [stream.ids for stream in train + evaluation],
-            *(config.length, len(train), vocabulary, [stream.name for stream in train + evaluation], ends),
-        ),
+    _check_not_empty(sources[0], train, "training split", config.length)
+    if has_evaluation:
+        held_out = "data.eval_files" if config.eval_files else f"data.eval_fraction={config.eval_fraction}"
+        _check_not_empty(sources[1], evaluation, f"evaluation split ({held_out})", config.length)
+    described = (
+        f"{config.source}: {corpus.description}; {len(sources[0]):,} training and {len(sources[1]):,} evaluation "
+        f"examples of {config.length:,} tokens, vocabulary {vocabulary:,}"
     )
+    names, ids = [each.name for each in train + evaluation], [each.ids for each in train + evaluation]
+    content = fingerprint(ids, config.length, len(train), vocabulary, names, ends)
+    return splits_of(sources[: 2 if has_evaluation else 1], vocabulary, described, content)
 
 
 def _read_corpus(files: tuple[str, ...], config: DataConfig, key: str) -> Corpus:
@@ -182,13 +185,11 @@ def _read_corpus(files: tuple[str, ...], config: DataConfig, key: str) -> Corpus
     return tokenized(corpus, config) if config.tokenizer else corpus
 
 
-def _vocabulary(corpus: Corpus, streams: list[Stream], config: DataConfig) -> int:
+def _vocabulary(corpus: Corpus, streams: list[Document], config: DataConfig) -> int:
     """Returns the number of token ids: the config's, the reader's, or the largest id + 1."""
     if corpus.vocabulary is not None and 0 < config.vocabulary < corpus.vocabulary:
-        raise UserError(
-            f"data.vocabulary={config.vocabulary} must be at least {corpus.vocabulary}, the number of ids of the text. "
-            "Leave data.vocabulary out, or make it larger."
-        )
+        least = f"{corpus.vocabulary}, the number of ids of the text"
+        raise UserError(f"data.vocabulary={config.vocabulary} must be at least {least}. Leave it out.")
     vocabulary = config.vocabulary or corpus.vocabulary
     if vocabulary:
         return vocabulary
@@ -202,18 +203,11 @@ def _vocabulary(corpus: Corpus, streams: list[Stream], config: DataConfig) -> in
     return max((highest for _, highest, _ in extremes), default=0) + 1
 
 
-def _check_not_empty(
-    sources: list[WindowSource], streams: list[list[Stream]], config: DataConfig, has_evaluation: bool
-) -> None:
+def _check_not_empty(source: WindowSource, documents: list[Document], name: str, length: int) -> None:
     """Raises a UserError if a split lacks a whole example."""
-    held_out = "data.eval_files" if config.eval_files else f"data.eval_fraction={config.eval_fraction}"
-    names = ("training split", f"evaluation split ({held_out})") if has_evaluation else ("training split",)
-    problems = [
-        f"data: the {name} has {sum(len(stream.ids) for stream in split):,} tokens; one example needs data.length + 1 "
-        f"= {config.length + 1:,} in one piece. Give it more data or lower data.length."
-        for name, source, split in zip(names, sources, streams, strict=False)
-        if not len(source)
-    ]
-    if problems:
-        without = " To train without evaluation, set data.eval_fraction: 0." if len(sources[0]) else ""
-        raise UserError("\n".join(problems) + without)
+    if not len(source):
+        without = "" if name == "training split" else " To train without evaluation, set data.eval_fraction: 0."
+        raise UserError(
+            f"data: the {name} has {sum(len(each.ids) for each in documents):,} tokens; one example needs data.length "
+            f"+ 1 = {length + 1:,} in one piece. Give it more data or lower data.length.{without}"
+        )

@@ -142,10 +142,8 @@ def _check_dtypes(example: Mapping[str, Any], limits: Limits) -> None:
     for name, value in example.items():
         limit, dtype = limits.of(name), np.asarray(value).dtype
         if limit is not None and dtype.kind not in "iu":
-            raise BadDataError(
-                f"{name} are {dtype}; {limit.key}={limit.number} requires integers, 0 .. {limit.number - 1}. Give "
-                f"{name}.astype(numpy.int32)."
-            )
+            rule = f"{limit.key}={limit.number} requires integers, 0 .. {limit.number - 1}"
+            raise BadDataError(f"{name} are {dtype}; {rule}. Give {name}.astype(numpy.int32).")
 
 
 def _allowed(name: str, dtype: np.dtype, limits: Limits) -> tuple[Any, Any] | None:

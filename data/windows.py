@@ -25,8 +25,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from .source import BadDataError
-from .sources.texts import Stream
+from .source import BadDataError, BatchedSource
+from .sources.texts import Document
 
 
 def mark_documents(inputs: np.ndarray, separator: int) -> dict[str, np.ndarray]:
@@ -52,7 +52,7 @@ def mark_documents(inputs: np.ndarray, separator: int) -> dict[str, np.ndarray]:
     }
 
 
-class WindowSource:
+class WindowSource(BatchedSource):
     """Examples {"inputs": int32 (L,), "targets": int32 (L,), "weights": float32 (L,)} from streams of token ids.
 
     With a separator, examples also contain {"segments": int32 (L,), "positions": int32 (L,)}.
@@ -67,7 +67,7 @@ class WindowSource:
     """
 
     def __init__(
-        self, streams: Sequence[Stream], length: int, vocabulary: int | None = None, separator: int | None = None
+        self, streams: Sequence[Document], length: int, vocabulary: int | None = None, separator: int | None = None
     ) -> None:
         streams = [stream for stream in streams if len(stream.ids) > length]
         self._names = [stream.name for stream in streams]
@@ -80,12 +80,6 @@ class WindowSource:
     def __len__(self) -> int:
         """Returns the number of whole windows in all streams."""
         return int(self._starts[-1])
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """Returns example `index`, in [0, len)."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"example {index} of {len(self)}")
-        return {name: rows[0] for name, rows in self.take(np.array([index])).items()}
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the examples at `indices` (int64, (N,)), stacked: arrays of shape (N, L).

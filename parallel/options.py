@@ -3,7 +3,7 @@
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -64,20 +64,36 @@ def check_options(strategy: str, config: Any, problems: Iterable[str] = ()) -> N
 
 
 def type_problems(section: str, config: Any) -> list[str]:
-    """Checks the fields of a dataclass with pydantic; converts NumPy's numbers and arrays, and lists to tuples."""
+    """Checks the fields of a dataclass with pydantic and converts them, see `validated`."""
     problems = []
-    for field in fields(config):
+    for field in [each for each in fields(config) if not is_dataclass(each.type)]:  # which has checked its own fields
         try:
-            value = _type_adapter(field.type).validate_python(_plain(getattr(config, field.name)))
+            value = validated(field.type, getattr(config, field.name), f"{section}.{field.name}")
             object.__setattr__(config, field.name, value)
-        except ValidationError as error:
-            rules: dict[str, dict[str, None]] = {}  # the types of a union fail one by one
-            for each in error.errors():
-                place = "".join(f"[{part}]" for part in each["loc"] if isinstance(part, int))
-                given = f"{section}.{field.name}{place}={reprlib.repr(each['input'])}"
-                rules.setdefault(given, {})[rule_of(each)] = None
-            problems += [f"{given} must be {' or '.join(found)}." for given, found in rules.items()]
+        except UserError as error:
+            problems += str(error).splitlines()
     return problems
+
+
+def validated(kind: Any, value: Any, key: str) -> Any:
+    """Returns a value with NumPy's numbers and arrays as Python's, and lists as tuples.
+
+    Args:
+        kind: Its type, with its range: `Annotated[int, Ge(1)]`.
+        value: The value.
+        key: Its key, for messages.
+
+    Raises:
+        UserError: The value does not have the type or is out of range.
+    """
+    try:
+        return _type_adapter(kind).validate_python(_plain(value))
+    except ValidationError as error:
+        rules: dict[str, dict[str, None]] = {}  # the types of a union fail one by one
+        for each in error.errors():
+            place = "".join(f"[{part}]" for part in each["loc"] if isinstance(part, int))
+            rules.setdefault(f"{key}{place}={reprlib.repr(each['input'])}", {})[rule_of(each)] = None
+        raise UserError("\n".join(f"{given} must be {' or '.join(found)}." for given, found in rules.items())) from None
 
 
 def rule_of(error: ErrorDetails) -> str:
@@ -99,11 +115,8 @@ def show_number(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Returns NumPy's numbers and arrays as Python's, and lists as tuples."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
     return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 

@@ -37,12 +37,13 @@ class Efficiency(NamedTuple):
     """Shares of a card's peaks that kernels and collectives reach.
 
     Attributes:
-        matmul: The share of the peak of dense products: 4,096^3 in bfloat16 reaches 780 of 989 TFLOP/s on an H100, 4,096^2 x 512
-            552 (XLA, xla/service/gpu/model/default_matmul_perf_table.txtpb).
-        attention: The share of that peak for fused attention: cuDNN 499 to 539 TFLOP/s on an H100 (arXiv 2407.08608).
+        matmul: The share of the peak of dense products: 4,096^3 in bfloat16 reaches 780 of 989 TFLOP/s on an H100,
+            4,096^2 x 512 552 (XLA, xla/service/gpu/model/default_matmul_perf_table.txtpb).
+        attention: The share of that peak for fused attention: cuDNN 499 to 539 TFLOP/s on an H100 (arXiv
+            2407.08608).
         memory: The share of the memory bandwidth.
-        link: The share of the bandwidth inside a host: NCCL's ring reaches 361 of 450 GB/s on 8 H100s (stas00/ml-engineering,
-            network/README.md).
+        link: The share of the bandwidth inside a host: NCCL's ring reaches 361 of 450 GB/s on 8 H100s
+            (stas00/ml-engineering, network/README.md).
         network: The share of the bandwidth of a device's adapter: 324 of 400 GB/s on 4 x 8 H100s (the same source).
         kernel_seconds: Time between two kernels.
         link_seconds: Time until a collective inside a host moves its first byte.

@@ -11,7 +11,7 @@ from functools import partial
 from ..checkpoints.manager import Checkpoints
 from ..configs.schema import Config
 from ..parallel.sharding.stored_order import stored_order
-from ..training.display import make_display
+from ..training.display import Display
 from ..training.loop import is_due
 from ..training.stopping.gate import stops_on_signals
 from .build_run import Built, build, keep_programs
@@ -99,7 +99,7 @@ def _prepare(config: Config, stack: ExitStack, *, fresh: bool, reporter: Reporte
         warm_start = WarmStart(
             config.checkpoint, built.model, abstract.params, seed=config.run.seed, seconds=rendezvous
         )
-    display = stack.enter_context(make_display(config.train.steps, start, title(built)))
+    display = stack.enter_context(Display(config.train.steps, start, title(built)))
     notes = remarks(before, provenance, config.data.source, goes_on=start > 0)
     for line in filter(None, [*notes, explain_missing_sample(built)]):
         display.message(line)

@@ -24,16 +24,16 @@ HISTORY = 40
 class Display:
     """Shows the progress of one run; a context manager. Ignores unknown and missing metrics."""
 
-    def __init__(self, console: Console | None, *, total_steps: int, start_step: int, title: str, live: bool) -> None:
-        """Prepares the display; see `make_display`.
+    def __init__(self, total_steps: int, start_step: int, title: str, console: Console | None = None) -> None:
+        """Prepares a display: live on a terminal, plain lines elsewhere, silent in all processes but the main one.
 
         Args:
-            console: The console; None to show nothing.
             total_steps: Optimizer steps of the whole run.
             start_step: Steps done before this start.
             title: One line that names the run.
-            live: Redraws a panel instead of printing a line per record.
+            console: The console; None for the standard output.
         """
+        console = (console or Console(highlight=False, markup=False, emoji=False)) if is_main_process() else None
         self._console = console
         self._total = total_steps
         self._step = start_step
@@ -42,7 +42,7 @@ class Display:
         self._losses: deque[float] = deque(maxlen=HISTORY)
         self._step_seconds: deque[float] = deque(maxlen=HISTORY)
         self._updated = time.monotonic()
-        live = live and console is not None
+        live = console is not None and console.is_terminal and not console.is_dumb_terminal
         self._live = Live(get_renderable=self._panel, console=console, refresh_per_second=2) if live else None
 
     def __enter__(self) -> Self:
@@ -100,20 +100,6 @@ class Display:
         if len(self._losses) > 1:
             numbers.append(f"  {sparkline(list(self._losses))}", style="cyan")
         return Group(Text(self._title, style="bold", overflow="ellipsis", no_wrap=True), bar, numbers)
-
-
-def make_display(total_steps: int, start_step: int, title: str, console: Console | None = None) -> Display:
-    """Creates a display: live on a terminal, plain lines elsewhere, silent in all processes but the main one.
-
-    Args:
-        total_steps: Optimizer steps of the whole run.
-        start_step: Steps done before this start.
-        title: One line that names the run.
-        console: The console; None for the standard output.
-    """
-    console = (console or Console(highlight=False, markup=False, emoji=False)) if is_main_process() else None
-    live = console is not None and console.is_terminal and not console.is_dumb_terminal
-    return Display(console, total_steps=total_steps, start_step=start_step, title=title, live=live)
 
 
 def sparkline(values: list[float]) -> str:

@@ -12,6 +12,8 @@ import jax
 import numpy as np
 
 from ..data.batches import eval_batches
+from ..data.examples import count_rows
+from ..data.placement import place
 from ..data.source import Source
 from ..data.value_ranges import NO_LIMITS, Limits
 from ..layouts.paths import leaves_with_paths
@@ -63,14 +65,16 @@ class Predictor:
         Raises:
             UserError: The batch is not a mapping of such arrays, or the model cannot take it.
         """
-        arrays = _host_arrays(batch)
-        rows = len(next(iter(arrays.values())))
+        if not isinstance(batch, Mapping):
+            given = type(batch).__name__
+            raise UserError(f'predict got a {given}: a batch must be a dict of arrays, such as {{"inputs": x}}.')
+        arrays = {name: np.asarray(to_host(array)) for name, array in batch.items()}
+        rows = count_rows(arrays, "the arrays of a batch")
+        if not rows:
+            raise UserError("predict got arrays without rows; a batch must have at least one.")
         filled = np.minimum(np.arange(-(-rows // self._multiple) * self._multiple), rows - 1)
-        sharding = self._plan.batch_sharding()
-        placed = {
-            name: jax.make_array_from_callback((len(filled), *array.shape[1:]), sharding, array[filled].__getitem__)
-            for name, array in arrays.items()
-        }
+        whole = {name: array[filled] for name, array in arrays.items()}
+        placed = place(whole, np.arange(len(filled)), len(filled), self._plan.batch_sharding())
         return jax.tree.map(lambda leaf: to_host(leaf)[:rows], self._launch(placed))
 
     def rows(
@@ -130,8 +134,8 @@ class Predictor:
         if wrong or not jax.tree.leaves(shapes):
             given = f"an array of shape {wrong[0]}" if wrong else "nothing"
             raise UserError(
-                f"The model {self._model.name} predicts {given} for {rows} rows. Each array that `predict` returns has "
-                "the rows of the batch on dim 0: then a row of what is predicted belongs to a row of the data."
+                f"The model {self._model.name} predicts {given} for {rows} rows. Each array that `predict` "
+                "returns must have the rows of the batch on dim 0."
             )
 
 
@@ -151,17 +155,3 @@ def to_host(array: Any) -> np.ndarray:
 
 def _rows(real: int, predicted: Any, kept: dict[str, Any]) -> dict[str, np.ndarray]:
     return {name: to_host(leaf)[:real] for name, leaf in {**named(predicted), **kept}.items()}
-
-
-def _host_arrays(batch: Any) -> dict[str, np.ndarray]:
-    if not isinstance(batch, Mapping) or not batch:
-        raise UserError(
-            f"predict got a {type(batch).__name__}{' without arrays' if isinstance(batch, Mapping) else ''}: a batch "
-            'is a dict of arrays with rows on dim 0, such as {"inputs": x}.'
-        )
-    arrays = {name: np.asarray(to_host(array)) for name, array in batch.items()}
-    rows = {name: array.shape[0] if array.ndim else "no dim" for name, array in arrays.items()}
-    if len(set(rows.values())) != 1 or "no dim" in rows.values() or not next(iter(rows.values())):
-        given = ", ".join(f"{name} {count}" for name, count in rows.items())
-        raise UserError(f"The arrays of a batch have the same number of rows on dim 0, at least 1; these have {given}.")
-    return {name: array.astype(jax.dtypes.canonicalize_dtype(array.dtype)) for name, array in arrays.items()}

@@ -75,9 +75,7 @@ def check_output(folder: Path, path: str, kind: Kind, key: str, allowed: str, *,
     target, given = folder / Path(path).expanduser(), f"{key}={path!r}"
     own = own_file(folder, target)
     if own is not None and own != allowed:
-        raise UserError(
-            f"{given} leads to {own}, which the run itself keeps in run.dir. Choose another name, such as {allowed}."
-        )
+        raise UserError(f"{given} leads to {own}, which the run keeps in run.dir. Choose another, such as {allowed}.")
     if not probe:
         return
     try:

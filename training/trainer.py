@@ -263,14 +263,12 @@ def rows_in_order(data: Any) -> Iterator[Source]:
         if data.evaluation is None:
             raise UserError("These splits lack an evaluation split. Give splits.train, or other data.")
         yield data.evaluation
-    elif isinstance(data, Mapping | tuple):
-        yield ArraySource(as_arrays(data, PAIR))
-    elif _gives_batches(data):
+    elif isinstance(data, Mapping | tuple) or not _gives_batches(data):
+        yield rows_to_train_on(data)
+    else:
         batches: Any = data(0) if callable(data) else data
         for batch in batches:
             yield ArraySource(as_arrays(batch, PAIR))
-    else:
-        yield data
 
 
 def _gives_batches(data: Any) -> bool:
@@ -283,12 +281,9 @@ def _gives_batches(data: Any) -> bool:
         with suppress(LookupError, TypeError):  # of empty data, and of tables, which are indexed by name
             if isinstance(data[0], Mapping):
                 return False
-        raise UserError(
-            f"A {type(data).__name__} alone is not enough: the meaning of its values is missing. Give arrays by name, "
-            'such as {"inputs": x, "targets": y}, or a tuple (inputs, targets).'
-        )
-    if hasattr(data, "__iter__") or callable(data):
+    elif hasattr(data, "__iter__") or callable(data):
         return True
     raise UserError(
-        f"A {type(data).__name__} is not data. Give arrays by name, a tuple (inputs, targets), a source, or batches."
+        f"A {type(data).__name__} alone is not data for a model. Give arrays by name, such as "
+        '{"inputs": x, "targets": y}, a tuple (inputs, targets), a source, or batches.'
     )

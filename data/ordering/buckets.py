@@ -16,14 +16,14 @@ import numpy as np
 
 from ...mesh.errors import UserError
 from ..shares import MAX_PERIOD, locate
-from ..source import Source, Splits, fingerprint, origin_of
+from ..source import BatchedSource, Source, Splits, fingerprint, origin_of
 from .order import part_seed, sample_order
 
 MULTIPLE = 8
 """Computed lengths are multiples of it."""
 
 
-class BucketedSource:
+class BucketedSource(BatchedSource):
     """Examples padded to the longest bucket; `in_batches` gives those of training, each padded to its own bucket.
 
     Args:
@@ -40,10 +40,6 @@ class BucketedSource:
     def __len__(self) -> int:
         """Returns the number of examples."""
         return len(self._source)
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """Returns example `index`, padded to the longest bucket."""
-        return self.padded_to(int(self.lengths[-1]), index)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the examples at `indices` (int64, (N,)), stacked on dim 0, padded to the longest bucket."""
@@ -81,8 +77,8 @@ class BucketedSource:
         return example
 
 
-class BucketedBatches:
-    """The examples of a `BucketedSource` in the order of training.
+class BucketedBatches(BucketedSource):
+    """The examples of a `BucketedSource` in the order of training, each padded to its own bucket.
 
     Args:
         source: The examples.
@@ -90,22 +86,14 @@ class BucketedBatches:
     """
 
     def __init__(self, source: BucketedSource, global_batch: int) -> None:
-        self._source, self._global_batch = source, global_batch
+        super().__init__(source._source, source._sizes, source.lengths.tolist(), source._padded)
+        self._global_batch = global_batch
         self._members = [np.flatnonzero(source.bucket_of == number) for number in range(len(source.lengths))]
         self._weights = _shares([len(each) for each in self._members])
 
-    def __len__(self) -> int:
-        """Returns the number of examples."""
-        return len(self._source)
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """Returns example `index`, padded to its bucket."""
-        return {name: rows[0] for name, rows in self.take(np.array([index])).items()}
-
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the examples at `indices` (int64, (N,)), padded to the longest of their buckets; a batch has one."""
-        bucket = int(self._source.bucket_of[indices].max())
-        return self._source.stack(indices, int(self._source.lengths[bucket]))
+        return self.stack(indices, int(self.lengths[self.bucket_of[indices].max()]))
 
     def order(self, samples: np.ndarray, *, seed: int, shuffle: bool) -> np.ndarray:
         """Returns the example of each sample of a run.
@@ -131,11 +119,7 @@ class BucketedBatches:
     def length_of(self, steps: np.ndarray) -> np.ndarray:
         """Returns the length of the batch of each step (int64, (N,))."""
         buckets, _ = locate(steps, self._weights)
-        return self._source.lengths[buckets]
-
-    def origin(self, index: int) -> str:
-        """Returns the origin of example `index`, or "" if its source does not know it."""
-        return self._source.origin(index)
+        return self.lengths[buckets]
 
 
 def bucket_by_length(
@@ -169,10 +153,7 @@ def bucket_by_length(
     given = sorted(set(chosen))
     longest = max(int(each.max()) for each in sizes)
     if not given or given[0] < 1 or longest > given[-1]:
-        raise UserError(
-            f"lengths={list(chosen)}: the longest example has {longest:,} rows of inputs. Give lengths of at least 1 "
-            "with one of at least that, or cut the examples."
-        )
+        raise UserError(f"lengths={list(chosen)} must be at least 1 and reach the {longest:,} rows of the longest.")
     rows = np.shape(splits.train[0]["inputs"])[:1]
     as_long = (name for name, array in splits.train[0].items() if np.shape(array)[:1] == rows)
     names = tuple(padded) if padded is not None else tuple(as_long)

@@ -17,7 +17,7 @@ from ...mesh.errors import UserError
 from ..config import DataConfig, part_config
 from ..examples import shapes_of
 from ..shares import locate, whole_weights
-from ..source import BadDataError, Source, Splits, fingerprint, is_stream, origin_of, take
+from ..source import BadDataError, BatchedSource, Source, Splits, fingerprint, is_stream, origin_of, take
 from .order import part_seed, source_order
 
 MAX_ROWS = 1 << 48
@@ -26,7 +26,7 @@ STREAM_LENGTH = 1 << 60
 """A part of at least this length is a stream, or a mixture that contains one."""
 
 
-class Mixture:
+class Mixture(BatchedSource):
     """The examples of several sources, one after the other; `order` maps samples to them.
 
     Args:
@@ -46,13 +46,6 @@ class Mixture:
     def __len__(self) -> int:
         """Returns the number of examples in all parts; a stream counts as more than any run has."""
         return int(self._starts[-1])
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """Returns example `index`, in [0, len)."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"example {index} of {len(self)}")
-        part = self._part_of(np.array(index))
-        return self.sources[int(part)][index - int(self._starts[part])]
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the examples at `indices` (int64, (N,)), stacked on dim 0."""
@@ -92,7 +85,7 @@ class Mixture:
         return np.searchsorted(self._starts, indices, side="right") - 1
 
 
-class EvenlyMixed:
+class EvenlyMixed(BatchedSource):
     """The first samples of a mixture in the parts' own order, until a part has no further example.
 
     Args:
@@ -107,22 +100,13 @@ class EvenlyMixed:
         """Returns the number of samples; all are different examples."""
         return self._length
 
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """Returns sample `index`, in [0, len)."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"example {index} of {len(self)}")
-        return self._mixture[self._index(index)]
-
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the samples at `indices` (int64, (N,)), stacked on dim 0."""
         return self._mixture.take(self._mixture.order(indices, seed=0, shuffle=False))
 
     def origin(self, index: int) -> str:
         """Returns the part of sample `index`, and its origin there."""
-        return self._mixture.origin(self._index(index))
-
-    def _index(self, sample: int) -> int:
-        return int(self._mixture.order(np.array([sample]), seed=0, shuffle=False)[0])
+        return self._mixture.origin(int(self._mixture.order(np.array([index]), seed=0, shuffle=False)[0]))
 
 
 def mix(parts: Sequence[tuple[Splits, float]]) -> Splits:

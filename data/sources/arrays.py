@@ -1,50 +1,44 @@
 """Examples in memory: NumPy arrays with one row per example, given directly or read from .npz files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ...mesh.errors import UserError
 from ..config import DataConfig
-from ..examples import flat, is_numeric, shapes_of, with_weights
-from ..source import Splits, divide_rows, fingerprint
+from ..examples import count_rows, flat, is_numeric, shapes_of, with_weights
+from ..source import BatchedSource, Splits, divide_rows, fingerprint, splits_of
 from ..value_ranges import Limit, Limits, check_source, check_vocabulary
 from .source_files import find_files, raise_system_error, reason_of
 
 WRITE = "Write it with np.savez(path, inputs=..., targets=...), both arrays of numbers with a row per example."
 
 
-class Origin(NamedTuple):
-    """The files that the rows of arrays come from.
-
-    Attributes:
-        files: Each file and its number of rows, in order.
-        rows: Numbers of the rows that are kept, counted over all files; None: all.
-    """
-
-    files: list[tuple[str, int]]
-    rows: np.ndarray | None = None
-
-    def describe(self, index: int) -> str:
-        """Returns file, and row in that file, of the row at `index`."""
-        row = int(index if self.rows is None else self.rows[index])
-        for path, count in self.files:
-            if row < count:
-                return f"row {row} of {path}"
-            row -= count
-        return ""
+Origin = Callable[[int], str]
+"""The function from a row to its file, and its number there."""
 
 
-class ArraySource:
+def origin_in(files: Sequence[tuple[str, int]]) -> Origin:
+    """Returns the origin of rows that follow each other in files: pairs of a file and its number of rows."""
+
+    def describe(row: int) -> str:
+        starts = np.cumsum([0, *(count for _, count in files)])
+        file = int(np.searchsorted(starts, row, side="right")) - 1
+        return f"row {row - int(starts[file])} of {files[file][0]}"
+
+    return describe
+
+
+class ArraySource(BatchedSource):
     """Examples that are the rows of arrays in memory.
 
     Args:
         arrays: Name -> array with examples on dim 0, or nested mappings of them (see `examples.flat`). "weights" of 1
             (float32, see `with_weights`) are added if missing.
-        origin: The files that the rows come from, for messages.
+        origin: The origin of each row, for messages.
 
     Raises:
         UserError: Arrays or rows are missing, arrays have different numbers of rows, or are not numeric.
@@ -52,8 +46,7 @@ class ArraySource:
 
     def __init__(self, arrays: Mapping[str, Any], origin: Origin | None = None) -> None:
         arrays = {name: np.asarray(array) for name, array in flat(arrays).items()}
-        _check_rows(arrays)
-        self._length = len(next(iter(arrays.values())))
+        self._length = _count_rows(arrays)
         if not self._length:
             raise UserError("a split of arrays is empty; give more data, or omit the evaluation split.")
         self._arrays = with_weights(arrays, 1)
@@ -62,10 +55,6 @@ class ArraySource:
     def __len__(self) -> int:
         """Returns the number of rows."""
         return self._length
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """Returns row `index` of each array."""
-        return {name: np.asarray(array[index]) for name, array in self._arrays.items()}
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the rows at `indices` (int64, (N,)) of each array."""
@@ -78,11 +67,12 @@ class ArraySource:
 
     def rows(self, indices: np.ndarray) -> "ArraySource":
         """Returns some of the rows (int64, (N,)) as another source; copies them."""
-        return ArraySource(self.take(indices), self._origin and self._origin._replace(rows=indices))
+        origin = self._origin
+        return ArraySource(self.take(indices), origin and (lambda index: origin(int(indices[index]))))
 
     def origin(self, index: int) -> str:
         """Returns file and row of example `index`; "" if it does not come from a file."""
-        return self._origin.describe(index) if self._origin else ""
+        return self._origin(index) if self._origin else ""
 
 
 def from_arrays(
@@ -142,13 +132,8 @@ def make_splits(sources: Sequence[ArraySource], vocabulary: int | None = None) -
     sizes = " and ".join(f"{len(source):,}" for source in sources)
     without = "" if len(sources) > 1 else ", none for evaluation"
     arrays = [array for source in sources for _, array in sorted(source.arrays_in_memory.items())]
-    return Splits(
-        train=sources[0],
-        evaluation=sources[1] if len(sources) > 1 else None,
-        vocabulary=vocabulary,
-        description=f"arrays {', '.join(forms[0])} in memory: {sizes} examples{without}",
-        fingerprint=fingerprint(arrays, sorted(forms[0])),
-    )
+    description = f"arrays {', '.join(forms[0])} in memory: {sizes} examples{without}"
+    return splits_of(sources, vocabulary, description, fingerprint(arrays, sorted(forms[0])))
 
 
 def divide_source(source: ArraySource, eval_fraction: float, vocabulary: int | None = None) -> Splits:
@@ -188,11 +173,8 @@ def _load(patterns: tuple[str, ...], key: str) -> ArraySource:
     forms = [{name: array.shape[1:] for name, array in arrays.items()} for _, arrays in parts]
     for (path, _), form in zip(parts, forms, strict=True):
         if form != forms[0]:
-            raise UserError(
-                f"{key}: rows of {path} have the shapes {form}, but those of {parts[0][0]} have {forms[0]}; all files "
-                "must have the same."
-            )
-    origin = Origin([(str(path), len(next(iter(arrays.values())))) for path, arrays in parts])
+            raise UserError(f"{key}: rows of {path} are {form}, but those of {parts[0][0]} are {forms[0]}.")
+    origin = origin_in([(str(path), len(next(iter(arrays.values())))) for path, arrays in parts])
     return ArraySource({name: np.concatenate([arrays[name] for _, arrays in parts]) for name in forms[0]}, origin)
 
 
@@ -205,17 +187,15 @@ def _read_npz(path: Path, key: str) -> dict[str, np.ndarray]:
         raise_system_error(error)
         raise UserError(f"{key}: {path} cannot be read as .npz: {reason_of(error)}. {WRITE}") from None
     try:
-        _check_rows(arrays)
+        _count_rows(arrays)
     except UserError as error:
         raise UserError(f"{key}: {path}: {error} {WRITE}") from None
     return arrays
 
 
-def _check_rows(arrays: Mapping[str, np.ndarray]) -> None:
-    """Raises a UserError if arrays are not numeric, or do not have the same number of rows."""
+def _count_rows(arrays: Mapping[str, np.ndarray]) -> int:
+    """Returns the number of rows; a UserError if arrays are not numeric or have different numbers of rows."""
     wrong = [f"{name!r} contains {array.dtype}" for name, array in arrays.items() if not is_numeric(array.dtype)]
     if wrong:
         raise UserError(f"arrays must contain numbers; {', '.join(wrong)}. Convert or remove them.")
-    rows = {name: array.shape[0] if array.ndim else "no dim" for name, array in arrays.items()}
-    if len(set(rows.values())) != 1 or "no dim" in rows.values():
-        raise UserError(f"all arrays must have one row per example on dim 0; these have {rows}.")
+    return count_rows(arrays, "all arrays")

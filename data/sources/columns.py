@@ -91,10 +91,7 @@ def read_columns(paths: Sequence[Path], values: Values, config: DataConfig, key:
     if kinds == {np.dtype(np.uint32)}:
         return Corpus(documents, config.document_end, None, f"token id {described}")
     if config.separator >= 0 and not config.tokenizer:
-        raise UserError(
-            f"data.separator={config.separator}: data.column={config.column!r} has texts, which end with byte 0; leave "
-            "data.separator out."
-        )
+        raise UserError(f"data.separator={config.separator}: texts end with byte 0; leave data.separator out.")
     return Corpus(documents, SEPARATOR, BYTES, f"text {described}")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from ...mesh.errors import UserError
 from ...parallel.model.user_errors import as_user_error
 from ..examples import PAIR, as_array, as_arrays, shapes_of, with_weights
-from ..source import Splits, divide_rows, fingerprint, spread_indices
+from ..source import Splits, divide_rows, fingerprint, splits_of, spread_indices
 from ..value_ranges import check_vocabulary
 from .arrays import from_arrays
 
@@ -119,14 +119,9 @@ def from_dataset(
         )
     sizes = " and ".join(f"{len(source):,}" for source in sources)
     sampled = [(source, index) for source in sources for index in spread_indices(len(source), SAMPLED)]
-    arrays = () if varies else (array for each in sampled for array in _arrays(*each))
-    return Splits(
-        train=sources[0],
-        evaluation=sources[1] if len(sources) > 1 else None,
-        vocabulary=vocabulary,
-        description=f"{type(train).__name__}: {sizes} examples",
-        fingerprint="" if varies else fingerprint(arrays, sizes, sorted(sources[0][0])),
-    )
+    arrays = (array for each in sampled for array in _arrays(*each))
+    known = "" if varies else fingerprint(arrays, sizes, sorted(sources[0][0]))
+    return splits_of(sources, vocabulary, f"{type(train).__name__}: {sizes} examples", known)
 
 
 def from_frame(
@@ -163,10 +158,7 @@ def _columns(frame: Any, columns: Mapping[str, str | Sequence[str]] | None) -> d
     """Returns the arrays of a table."""
     names = frame if isinstance(frame, Mapping) else getattr(frame, "column_names", getattr(frame, "columns", None))
     if names is None:
-        raise UserError(
-            f"expected a DataFrame of pandas or Polars, a table of Arrow, or a mapping of names to columns, got a "
-            f"{type(frame).__name__}."
-        )
+        raise UserError(f"expected a DataFrame, an Arrow table or a mapping of columns, got a {type(frame).__name__}.")
     known = [str(column) for column in names]
     columns = columns or {name: name for name in known}
     wanted = [name for names in columns.values() for name in ([names] if isinstance(names, str) else names)]

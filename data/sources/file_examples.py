@@ -5,13 +5,14 @@ its place in the order.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from ...mesh.errors import UserError
 from ..config import DataConfig
 from ..examples import shapes_of, with_weights
-from ..source import BadDataError, Splits, fingerprint, spread_indices
+from ..source import BadDataError, Splits, fingerprint, splits_of, spread_indices
 from .source_files import BadRecords, raise_system_error, reason_of
 
 Arrays = dict[str, np.ndarray]
@@ -21,29 +22,33 @@ SAMPLED = 64
 """Records of a split, evenly spread, that are decoded when the data is opened; their bytes are its fingerprint."""
 
 
+class Records(NamedTuple):
+    """The records of some files, by number.
+
+    Attributes:
+        read: The function from the number of a record to its bytes.
+        decode: The function from the number of a record and its bytes to its arrays.
+        describe: The function from the number of a record to its file, and place in it.
+        fix: The fix for a record of another form than the first, for messages.
+    """
+
+    read: Callable[[int], bytes]
+    decode: Callable[[int, bytes], Arrays]
+    describe: Callable[[int], str]
+    fix: str
+
+
 class FileExamples:
     """Examples that are records of files.
 
     Args:
-        read: The function from the number of a record to its bytes.
-        decode: The function from the number of a record and its bytes to its arrays.
-        describe: The function from the number of a record to its file, and place in it.
+        records: The records.
         rows: int64, the numbers of the records that are examples.
         bad: Counts records that cannot be read.
-        fix: The fix for a record of another form than the first, for messages.
     """
 
-    def __init__(
-        self,
-        read: Callable[[int], bytes],
-        decode: Callable[[int, bytes], Arrays],
-        describe: Callable[[int], str],
-        rows: np.ndarray,
-        bad: BadRecords,
-        fix: str,
-    ) -> None:
-        self._read, self._decode, self._describe = read, decode, describe
-        self._rows, self._bad, self._fix = rows, bad, fix
+    def __init__(self, records: Records, rows: np.ndarray, bad: BadRecords) -> None:
+        self._records, self._rows, self._bad = records, rows, bad
         self.form = self._first_form()
 
     def __len__(self) -> int:
@@ -59,19 +64,19 @@ class FileExamples:
         """
         example = self._example(index)
         if example is not None and shapes_of(example) != self.form:
-            reason = f"it has {shapes_of(example)}, but the first record has {self.form}. {self._fix}."
+            reason = f"it has {shapes_of(example)}, but the first record has {self.form}. {self._records.fix}."
             self._bad.leave_out(self.origin(index), reason)
             example = None
         return example or {name: np.zeros(shape, dtype) for name, (dtype, shape) in self.form.items()}
 
     def origin(self, index: int) -> str:
         """Returns file and place of example `index`."""
-        return self._describe(int(self._rows[index]))
+        return self._records.describe(int(self._rows[index]))
 
     def raw(self, index: int) -> np.ndarray:
         """Returns the bytes of example `index`, uint8; empty if it cannot be read."""
         try:
-            return np.frombuffer(self._read(int(self._rows[index])), np.uint8)
+            return np.frombuffer(self._records.read(int(self._rows[index])), np.uint8)
         except UNREADABLE as error:
             raise_system_error(error)
             return np.zeros(0, np.uint8)
@@ -80,7 +85,7 @@ class FileExamples:
         """Returns an example, or None if it cannot be read and is left out."""
         row = int(self._rows[index])
         try:
-            return with_weights(self._decode(row, self._read(row)), 0)
+            return with_weights(self._records.decode(row, self._records.read(row)), 0)
         except UNREADABLE as error:
             raise_system_error(error)
             self._bad.leave_out(self.origin(index), f"it cannot be read: {reason_of(error)}.")
@@ -95,40 +100,27 @@ class FileExamples:
         raise UserError(f"none of {len(self):,} records can be read; the first is {self.origin(0)}.")
 
 
-def make_file_splits(
-    read: Callable[[int], bytes],
-    decode: Callable[[int, bytes], Arrays],
-    describe: Callable[[int], str],
-    rows: Sequence[np.ndarray],
-    config: DataConfig,
-    fix: str,
-) -> Splits:
+def make_file_splits(records: Records, rows: Sequence[np.ndarray], config: DataConfig) -> Splits:
     """Makes splits of records.
 
     Args:
-        read: See `FileExamples`.
-        decode: See `FileExamples`.
-        describe: See `FileExamples`.
+        records: The records of both splits.
         rows: The numbers of the training records and, if any are held out, of the evaluation records.
         config: `bad_records`, the maximum number that each process leaves out; `vocabulary`.
-        fix: See `FileExamples`.
 
     Raises:
         UserError: The two splits have other forms.
         BadDataError: A sampled record cannot be read, and the limit of bad records is reached.
     """
     bad = BadRecords(config.bad_records, BadDataError)
-    sources = [FileExamples(read, decode, describe, each, bad, fix) for each in rows]
+    sources = [FileExamples(records, each, bad) for each in rows]
     if sources[0].form != sources[-1].form:
-        raise UserError(f"training records are {sources[0].form}, but evaluation records {sources[-1].form}. {fix}.")
+        forms = f"training records are {sources[0].form}, but evaluation records {sources[-1].form}"
+        raise UserError(f"{forms}. {records.fix}.")
     sampled = [(source, index) for source in sources for index in spread_indices(len(source), SAMPLED)]
     for source, index in sampled:
         source[index]
     sizes = " and ".join(f"{len(source):,}" for source in sources)
-    return Splits(
-        train=sources[0],
-        evaluation=sources[1] if len(sources) > 1 else None,
-        vocabulary=config.vocabulary or None,
-        description=f"{config.source}: {', '.join(sources[0].form)}; {sizes} examples",
-        fingerprint=fingerprint([source.raw(index) for source, index in sampled], sizes),
-    )
+    description = f"{config.source}: {', '.join(sources[0].form)}; {sizes} examples"
+    content = fingerprint([source.raw(index) for source, index in sampled], sizes)
+    return splits_of(sources, config.vocabulary or None, description, content)

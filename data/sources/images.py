@@ -18,7 +18,7 @@ import numpy as np
 from ...mesh.errors import UserError, counted
 from ..config import DataConfig
 from ..source import BadDataError, Splits, divide_rows, fingerprint
-from .file_examples import UNREADABLE, make_file_splits
+from .file_examples import UNREADABLE, Records, make_file_splits
 from .source_files import explain_missing, raise_system_error, reason_of
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -42,9 +42,7 @@ def read_images(config: DataConfig) -> Splits:
     if config.eval_files:
         held_out = _find(config.eval_files, "data.eval_files")
         if unknown := sorted({path.parent.name for path in held_out} - set(classes)):
-            raise UserError(
-                f"data.eval_files: class {unknown[0]!r} is not in data.files, which has {', '.join(classes)}."
-            )
+            raise UserError(f"data.eval_files: class {unknown[0]!r} is not in data.files ({', '.join(classes)}).")
         rows = [np.arange(len(paths)), len(paths) + np.arange(len(held_out))]
         paths += held_out
     else:
@@ -59,14 +57,9 @@ def read_images(config: DataConfig) -> Splits:
         inputs = np.asarray(pixels, np.float32).reshape(pixels.height, pixels.width, -1) / np.float32(255)
         return {"inputs": inputs, "targets": np.array(classes.index(paths[row].parent.name), np.int32)}
 
-    splits = make_file_splits(
-        lambda row: paths[row].read_bytes(),
-        decode,
-        lambda row: str(paths[row]),
-        rows,
-        config,
-        "Set data.image_size to scale all images to one size",
-    )
+    fix = "Set data.image_size to scale all images to one size"
+    records = Records(lambda row: paths[row].read_bytes(), decode, lambda row: str(paths[row]), fix)
+    splits = make_file_splits(records, rows, config)
     shape = " x ".join(map(str, splits.train[0]["inputs"].shape))
     names = [[_name(paths[row]) for row in each] for each in rows]
     return splits._replace(
@@ -79,9 +72,7 @@ def _find(directories: Sequence[str], key: str) -> list[Path]:
     """Returns the images in the subdirectories of some directories, sorted by class and name."""
     for directory in directories:
         if not Path(directory).expanduser().is_dir():
-            raise UserError(
-                f"{key}: {directory} is not a directory. Give a directory with one subdirectory for each class."
-            )
+            raise UserError(f"{key}: {directory} is not a directory. Give one with a subdirectory for each class.")
     found = [
         path
         for directory in directories

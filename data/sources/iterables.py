@@ -8,26 +8,23 @@ all. A resumed run reads the rows again that it has trained on, and drops them.
     process 0 keeps      0 1     | 4 5     |
     process 1 keeps          2 3 |     6 7 |
 
-A killed worker process of a loader is a fault of the machine, not of the code. A PyTorch `DataLoader` detects it in two
-places: while it waits for the next batch, after five seconds, and in a signal handler, which raises in whatever the
-main thread is doing. Both give the same message, which is recognized here.
+A killed worker process of a loader is a fault of the machine, not of the code: its error is raised unchanged, and
+`mesh.known_causes` recognizes it.
 """
 
 import bisect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from ...layouts.sizes import format_bytes
 from ...mesh.errors import UserError
-from ...mesh.exit_codes import TRY_AGAIN
-from ...mesh.known_causes import WORKER_REMEDY, lost_worker
+from ...mesh.known_causes import lost_worker
 from ...parallel.model.user_errors import as_user_error
-from ..examples import PAIR, as_arrays, with_weights
-from ..source import Splits, fingerprint
+from ..examples import PAIR, as_arrays, count_rows, with_weights
+from ..source import BatchedSource, Splits, fingerprint
 from ..value_ranges import check_vocabulary
 from .arrays import ArraySource
 
@@ -44,29 +41,7 @@ ONCE = (
 )
 
 
-class WorkerLost(RuntimeError):
-    """A worker process of a loader was killed; the same command may work."""
-
-    exit_code = TRY_AGAIN
-
-
-@contextmanager
-def raise_lost_worker(what: str) -> Iterator[None]:
-    """Raises a `WorkerLost` in place of a library's error about a lost worker.
-
-    Args:
-        what: The name of what is read.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        found = lost_worker(error)
-        if not found:
-            raise
-        raise WorkerLost(f"{what} has lost a worker process: {found}. {WORKER_REMEDY}") from error
-
-
-class StreamSource:
+class StreamSource(BatchedSource):
     """The rows of a stream by their number, read in one direction.
 
     If an earlier row is needed again, the stream is read again from the beginning, if it can begin again.
@@ -95,10 +70,6 @@ class StreamSource:
     def __len__(self) -> int:
         """Returns more than any run needs: a stream that ends begins again."""
         return STREAM_LENGTH
-
-    def __getitem__(self, index: int) -> Rows:
-        """Returns row `index`."""
-        return {name: rows[0] for name, rows in self.take(np.array([index])).items()}
 
     def order(self, samples: np.ndarray, *, seed: int, shuffle: bool) -> np.ndarray:
         """Returns the samples: sample g is row g, and only the stream itself can shuffle."""
@@ -156,7 +127,7 @@ class StreamSource:
         if index < self._start:
             if self._once:
                 raise UserError(
-                    f"the {self.what} was read up to row {self._stop:,} and cannot go back to row {index:,}: {ONCE}."
+                    f"the {self.what} is at row {self._stop:,} and cannot go back to row {index:,}: {ONCE}."
                 )
             self._begin()
         while index >= self._stop:
@@ -179,18 +150,13 @@ class StreamSource:
                 yield rows
             if read == before:
                 raise UserError(f"the {self.what} gave no rows in its epoch {epoch}. Give it some.")
-        raise UserError(
-            f"the {self.what} ended after {read:,} rows, but the run needs more: {ONCE}; or lower train.steps."
-        )
+        raise UserError(f"the {self.what} ended after {read:,} rows; the run needs more: {ONCE}; or lower train.steps.")
 
     def _items(self, epoch: int) -> Iterator[Any]:
         """Yields the items of one epoch; errors of the user's code are told with their place."""
         items: Iterator[Any] | None = None
         while True:
-            with (
-                as_user_error(f"reading the {self.what}", passes=_is_of_machine),
-                raise_lost_worker(f"the {self.what}"),
-            ):
+            with as_user_error(f"reading the {self.what}", passes=_is_of_machine):
                 items = iter(self._make(epoch)) if items is None else items
                 item = next(items, None)
             if item is None:
@@ -201,12 +167,7 @@ class StreamSource:
         """Returns an item as rows, after checking their form; `number` is the number of the first row."""
         arrays = as_arrays(item, self._names)
         rows = with_weights(arrays if self._batched else {name: value[None] for name, value in arrays.items()}, 1)
-        numbers = {name: len(array) if array.ndim else "no dim" for name, array in rows.items()}
-        if len(set(numbers.values())) != 1 or "no dim" in numbers.values():
-            raise UserError(
-                f"an item of the {self.what} has the rows {numbers}; items must be batches, with a row per example on "
-                "dim 0 of every array. Give single examples to from_examples."
-            )
+        count_rows(rows, f"the arrays in an item of the {self.what}", " Give single examples to from_examples.")
         form = {name: (str(array.dtype), array.shape[1:]) for name, array in rows.items()}
         self._form = self._form or form
         if form != self._form:
@@ -219,7 +180,7 @@ class StreamSource:
 
 def _is_of_machine(error: Exception) -> bool:
     """Returns True if an error comes from the machine, not from the code that creates a stream."""
-    return isinstance(error, OSError | MemoryError | WorkerLost)
+    return isinstance(error, OSError | MemoryError) or bool(lost_worker(error))
 
 
 def _count(rows: Rows) -> int:
@@ -288,13 +249,9 @@ def _from_stream(train: Any, evaluation: Any, names: Sequence[str], vocabulary: 
             "the names must be the same."
         )
     kind = "batches" if batched else "examples"
-    return Splits(
-        train=source,
-        evaluation=held_out,
-        vocabulary=vocabulary,
-        description=source.what + (f", {len(held_out):,} evaluation examples" if held_out is not None else ""),
-        fingerprint=fingerprint([array for _, array in sorted(source.first_rows().items())], sorted(first), kind),
-    )
+    described = source.what + (f", {len(held_out):,} evaluation examples" if held_out is not None else "")
+    content = fingerprint([array for _, array in sorted(source.first_rows().items())], sorted(first), kind)
+    return Splits(source, held_out, vocabulary, described, content)
 
 
 def _held_out(stream: StreamSource) -> ArraySource:
@@ -318,10 +275,7 @@ def _stream(given: Any, names: Sequence[str], batched: bool) -> StreamSource:
     once = hasattr(given, "__next__")
     is_iterable = once or hasattr(given, "__iter__")
     if not is_iterable and not callable(given):
-        raise UserError(
-            f"a {type(given).__name__} cannot be iterated; give a loader, an iterator, or a function from the number "
-            "of the epoch to one."
-        )
+        raise UserError(f"a {type(given).__name__} cannot be iterated; give an iterable or a function of the epoch.")
     name = f"a {type(given).__name__}" if is_iterable else getattr(given, "__name__", type(given).__name__)
     what = f"stream of {'batches' if batched else 'examples'} of {name}"
     make: Any = (lambda epoch: given) if is_iterable else given

@@ -20,7 +20,7 @@ from ..config import DataConfig
 from ..examples import is_numeric
 from ..source import Splits, divide_rows
 from .columns import read_columns
-from .file_examples import UNREADABLE, make_file_splits
+from .file_examples import UNREADABLE, Records, make_file_splits
 from .source_files import BadRecords, explain_missing, find_files, raise_system_error, reason_of
 from .texts import Corpus
 
@@ -87,7 +87,7 @@ def read_record_arrays(config: DataConfig) -> Splits:
         file, record = place(row)
         return f"{(*paths, *held_out)[file]}, record {record}"
 
-    splits = make_file_splits(read, lambda row, record: _arrays(record), describe, rows, config, WRITE)
+    splits = make_file_splits(Records(read, lambda row, record: _arrays(record), describe, WRITE), rows, config)
     return splits._replace(description=f"{splits.description} in {counted(len(files), 'file')}")
 
 
@@ -104,9 +104,7 @@ def _open(path: Path) -> Any:
         return grain.sources.ArrayRecordDataSource([str(path)])
     except RuntimeError as error:
         reason = reason_of(error) if str(error) else "its end is missing or corrupt"
-        raise UserError(
-            f"{path}: it cannot be read as ArrayRecord: {reason}. Check that it was written to its end."
-        ) from error
+        raise UserError(f"{path}: it cannot be read as ArrayRecord: {reason}. Check that it is complete.") from error
 
 
 def _document(record: bytes, dtype: str) -> bytes | np.ndarray:

@@ -86,9 +86,7 @@ def _open_numbers(patterns: tuple[str, ...], key: str) -> tuple[Any, list[str]]:
             where = f"{path}: column {name!r}"
             shapes |= {_row_shape(chunk, where) for chunk in part.data.column(name).chunks if len(chunk)}
         if len(shapes) > 1:
-            raise UserError(
-                f"{key}: rows of column {name!r} have the shapes {sorted(shapes)}; all must have the same. Pad them."
-            )
+            raise UserError(f"{key}: column {name!r} has rows of the shapes {sorted(shapes)}; pad them to one.")
     return dataset.select_columns(numeric), [name for name in dataset.column_names if name not in numeric]
 
 
@@ -102,9 +100,7 @@ def _row_shape(column: Any, where: str) -> tuple[int, ...]:
     """Returns the shape of all rows of an Arrow array of numbers, or of lists of them, which must not be null."""
     column = getattr(column, "storage", column)
     if column.null_count:
-        raise UserError(
-            f"{where}: {column.null_count} of {len(column)} rows are null; an example must have all its numbers."
-        )
+        raise UserError(f"{where}: {column.null_count} of {len(column)} rows are null; examples must be complete.")
     if not hasattr(column, "flatten") or not column.type.num_fields:
         return ()
     inner = column.flatten()

@@ -63,9 +63,7 @@ class BadRecords:
             raise self._error_class(f"{where}: {reason}")
         so_far = f"{counted(count, 'bad record')} so far, data.bad_records={self._limit:,}"
         if count > self._limit:
-            raise self._error_class(
-                f"{where}: {reason} That makes {so_far}. Fix the data, or raise data.bad_records to leave out more."
-            )
+            raise self._error_class(f"{where}: {reason} That makes {so_far}. Fix it, or raise data.bad_records.")
         print_progress(f"data: left out {where}: {reason} ({so_far})")
 
     def description(self) -> str:

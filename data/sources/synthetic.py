@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..config import DataConfig
-from ..source import Splits, fingerprint
+from ..source import Splits, fingerprint, splits_of
 from .arrays import ArraySource, divide_source
 
 HEIGHT, WIDTH = 8, 8
@@ -103,12 +103,9 @@ def synthetic_tokens(config: DataConfig) -> Splits:
         The splits, the same for the same arguments.
     """
     length, vocabulary = config.length, config.vocabulary or 256
-    held_out = round(TOKEN_ROWS * config.eval_fraction)
-    count = TOKEN_ROWS - held_out
-    return Splits(
-        train=SyntheticTokens(0, count, length, vocabulary),
-        evaluation=SyntheticTokens(count, held_out, length, vocabulary) if held_out else None,
-        vocabulary=vocabulary,
-        description=f"synthetic_tokens: {TOKEN_ROWS:,} rows of {length:,} random tokens, vocabulary {vocabulary:,}",
-        fingerprint=fingerprint([], "synthetic_tokens", count, length, vocabulary),
-    )
+    count = TOKEN_ROWS - round(TOKEN_ROWS * config.eval_fraction)
+    parts = [(0, count), (count, TOKEN_ROWS - count)][: 2 if count < TOKEN_ROWS else 1]
+    sources = [SyntheticTokens(first, rows, length, vocabulary) for first, rows in parts]
+    description = f"synthetic_tokens: {TOKEN_ROWS:,} rows of {length:,} random tokens, vocabulary {vocabulary:,}"
+    content = fingerprint([], "synthetic_tokens", count, length, vocabulary)
+    return splits_of(sources, vocabulary, description, content)

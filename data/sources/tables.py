@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ...mesh.errors import UserError, counted, did_you_mean
+from ...mesh.errors import UserError, counted, unknown_name
 from ..config import DataConfig
 from ..source import BadDataError, Splits
-from .arrays import ArraySource, Origin, divide_source, make_splits
+from .arrays import ArraySource, Origin, divide_source, make_splits, origin_in
 from .source_files import explain_missing, find_files, reason_of
 
 SUFFIXES = {"csv": (".csv", ".tsv"), "parquet": (".parquet", ".pq")}
@@ -69,7 +69,7 @@ def _read(patterns: tuple[str, ...], config: DataConfig, key: str) -> tuple[Any,
 
     rows = [(str(path), table.num_rows) for path, table in zip(paths, tables, strict=True)]
     try:
-        return pyarrow.concat_tables(tables, promote_options="permissive"), Origin(rows)
+        return pyarrow.concat_tables(tables, promote_options="permissive"), origin_in(rows)
     except pyarrow.ArrowException as error:
         raise UserError(f"{key}: the files do not fit together: {reason_of(error)}.") from None
 
@@ -94,9 +94,7 @@ def _input_columns(table: Any, config: DataConfig) -> Sequence[str]:
     for key, wanted in (("data.target", (config.target,)), ("data.columns", config.columns)):
         for name in wanted:
             if name not in names:
-                raise UserError(
-                    f"{key}: unknown column {name!r}. The table has {', '.join(names)}.{did_you_mean(name, names)}"
-                )
+                raise UserError(f"{key}: {unknown_name('column', name, names)}")
     columns = config.columns or tuple(name for name in names if name != config.target)
     if config.target in columns:
         raise UserError(f"data.columns includes data.target={config.target!r}: the model would read its own target.")
@@ -129,7 +127,7 @@ def _values(table: Any, name: str, origin: Origin) -> np.ndarray:
     if column.null_count:
         first = column.is_null().index(True).as_py()
         raise BadDataError(
-            f"{origin.describe(first)}: column {name!r} is empty ({column.null_count:,} of {len(column):,} cells are). "
+            f"{origin(first)}: column {name!r} is empty ({column.null_count:,} of {len(column):,} cells are). "
             "Fill in or remove these rows, or leave the column out of data.columns."
         )
     return column.to_numpy()

@@ -73,13 +73,6 @@ class Corpus(NamedTuple):
     description: str
 
 
-class Stream(NamedTuple):
-    """A run of token ids that examples are cut from."""
-
-    name: str
-    ids: np.ndarray
-
-
 class ByteCodec:
     """Text as its UTF-8 bytes, and back."""
 
@@ -109,15 +102,15 @@ def split_documents(documents: Sequence[Document], eval_fraction: float) -> tupl
     return [document for document, out in sides if not out], [document for document, out in sides if out]
 
 
-def join(documents: Sequence[Document], separator: int | None) -> list[Stream]:
-    """Joins documents into as few streams as possible: memory-mapped ones stay alone, the others become one.
+def join(documents: Sequence[Document], separator: int | None) -> list[Document]:
+    """Joins documents into as few as possible: memory-mapped ones stay alone, the others become one.
 
     Args:
         documents: The documents in their order; empty ones are left out.
         separator: The id put after each joined document; None: none.
 
     Returns:
-        The joined stream first, if any, then the memory-mapped documents.
+        The joined document first, if any, then the memory-mapped ones.
     """
     documents = [document for document in documents if len(document.ids)]
     end = [] if separator is None else [separator]
@@ -127,8 +120,8 @@ def join(documents: Sequence[Document], separator: int | None) -> list[Stream]:
         if not document.mapped
         for part in (document.ids, np.array(end, document.ids.dtype))
     ]
-    joined = [Stream("documents", np.concatenate(small))] if small else []
-    return joined + [Stream(document.name, document.ids) for document in documents if document.mapped]
+    joined = [Document(b"", np.concatenate(small), "documents")] if small else []
+    return joined + [document for document in documents if document.mapped]
 
 
 def read_text(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corpus:
@@ -231,9 +224,7 @@ def _map_npy(path: Path, dtype: str) -> np.ndarray:
         ids = np.load(path, mmap_mode="r")
     except Exception as error:  # NumPy raises any of several types for invalid content
         raise_system_error(error)
-        raise UserError(
-            f"it cannot be read as .npy: {reason_of(error)}. Write it with np.save, an array of integers."
-        ) from None
+        raise UserError(f"it cannot be read as .npy: {reason_of(error)}. Write integers with np.save.") from None
     if not isinstance(ids, np.ndarray):
         raise UserError("it is an archive of arrays (.npz). Save the token ids alone, with np.save.")
     if ids.dtype.kind not in "ui" or ids.ndim != 1:

@@ -36,10 +36,7 @@ def tokenized(corpus: Corpus, config: DataConfig) -> Corpus:
             ends a document, or the package tokenizers is not installed.
     """
     if corpus.vocabulary != BYTES:
-        raise UserError(
-            f"data.tokenizer={config.tokenizer!r} turns texts into ids, but the {corpus.description} are already token "
-            "ids. Leave data.tokenizer out."
-        )
+        raise UserError(f"data.tokenizer={config.tokenizer!r}: the {corpus.description} are token ids. Leave it out.")
     file = tokenizer_file(config.tokenizer)
     tokenizer = _load(file)
     end = _end(tokenizer, config, file)
@@ -100,19 +97,13 @@ def _end(tokenizer: Any, config: DataConfig, file: Path) -> int:
     """Returns the id that ends a document."""
     size = tokenizer.get_vocab_size()
     if config.separator >= size:
-        raise UserError(
-            f"data.separator={config.separator} is not a valid id of {file}, which has {size:,}: 0 .. {size - 1}."
-        )
+        raise UserError(f"data.separator={config.separator} is not an id of {file}, which are 0 .. {size - 1}.")
     if config.separator >= 0:
         return config.separator
-    found = [tokenizer.token_to_id(token) for token in ENDS]
-    end = next((each for each in found if each is not None), None)
-    if end is None:
-        raise UserError(
-            f"data.tokenizer: {file} has none of the tokens {', '.join(ENDS)}, so the id that ends a document is "
-            "unknown. Set data.separator to it."
-        )
-    return end
+    found = [end for end in map(tokenizer.token_to_id, ENDS) if end is not None]
+    if not found:
+        raise UserError(f"data.tokenizer: {file} lacks a token that ends a document. Set data.separator to an id.")
+    return found[0]
 
 
 def _encode(corpus: Corpus, tokenizer: Any) -> Iterator[Document]:

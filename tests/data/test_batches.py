@@ -9,9 +9,17 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from spmdkit.data import DataConfig, abstract_batch, eval_batches, from_arrays, open_splits, train_batches
+from spmdkit.data import (
+    DataConfig,
+    abstract_batch,
+    eval_batches,
+    from_arrays,
+    from_examples,
+    open_splits,
+    train_batches,
+)
+from spmdkit.data import batches as data_batches
 from spmdkit.data.batches import check_enough, prefetch_items
-from spmdkit.data.placement import Storage
 
 
 def numbered(rows=50, length=3):
@@ -116,8 +124,7 @@ class Recording:
 def test_processes_read_only_their_rows(num_processes, axis_names, monkeypatch):
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), axis_names, axis_types=(AxisType.Auto,) * 2)
     sharding = NamedSharding(mesh, PartitionSpec(tuple(name for name in axis_names if name != "tensor")))
-    monkeypatch.setattr(Storage, "place", lambda self, local, rows, global_batch: {**local, "rows": rows})
-    monkeypatch.setattr(Storage, "to_step", lambda self, batch: batch)
+    monkeypatch.setattr(data_batches, "place", lambda local, rows, global_batch, stored: {**local, "rows": rows})
     whole = run(numbered(), sharding)
     for devices in np.array_split(np.array(jax.devices()), num_processes):
         source = Recording(numbered())
@@ -129,6 +136,19 @@ def test_processes_read_only_their_rows(num_processes, axis_names, monkeypatch):
                 assert np.array_equal(part[name], batch[name][part["rows"]])
     expected = {("data", "fsdp"): 8 // num_processes, ("data", "tensor"): 8 // min(2, num_processes)}
     assert num_rows == expected.get(axis_names, 8 if num_processes < 4 else 4)
+
+
+def test_processes_keep_their_rows_of_a_stream(sharding, monkeypatch):
+    monkeypatch.setattr(data_batches, "place", lambda local, rows, global_batch, stored: {**local, "rows": rows})
+
+    def stream():
+        return from_examples(lambda epoch: ({"inputs": np.full(2, row)} for row in range(20))).train
+
+    whole = run(stream(), sharding)
+    for devices in np.array_split(np.array(jax.devices()), 2):
+        for part, batch in zip(run(stream(), PretendProcess(sharding, devices)), whole, strict=True):
+            assert len(part["rows"]) == 4
+            assert np.array_equal(part["inputs"], batch["inputs"][part["rows"]])
 
 
 @pytest.mark.parametrize("rows", [1, 7, 8, 9, 16, 30])

@@ -8,28 +8,11 @@ from spmdkit.data.source import fingerprint, take
 ROWS = [{"inputs": np.array([n, n + 1]), "weights": np.float32(n)} for n in range(5)]
 
 
-class Asked:
-    """A source with a `take` of its own."""
-
-    def __len__(self):
-        return len(ROWS)
-
-    def __getitem__(self, index):
-        raise AssertionError("it reads many at once")
-
-    def take(self, indices):
-        return {"indices": np.asarray(indices) * 10}
-
-
 def test_take_stacks_examples_in_order():
     found = take(ROWS, np.array([3, 0, 3]))
     assert found["inputs"].tolist() == [[3, 4], [0, 1], [3, 4]]
     assert found["weights"].tolist() == [3.0, 0.0, 3.0]
     assert found["weights"].dtype == np.float32
-
-
-def test_take_calls_take_of_the_source():
-    assert take(Asked(), np.array([2, 1]))["indices"].tolist() == [20, 10]
 
 
 A = np.arange(12, dtype=np.int32)

@@ -16,32 +16,6 @@ def config(corpus, **options):
     return DataConfig(**({"source": "text", "files": (f"{corpus}/**/*.txt",), "length": 30} | options))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"length": 0}, "data.length=0 must be at least 1."),
-        ({"eval_fraction": 1.5}, "data.eval_fraction=1.5 must be less than 1."),
-        ({"files": "a.txt"}, "data.files='a.txt' must be a list."),
-        ({"prefetch": -1}, "data.prefetch=-1 must be at least 0."),
-        ({"mixture": ({"source": "stdlib"},)}, "data.mixture[0]={'source': 'stdlib'} must be a MixturePart."),
-        (
-            {"mixture": (MixturePart(source="text", weight=-1.0),)},
-            "data.mixture[0].weight=-1.0 must be greater than 0.",
-        ),
-    ],
-)
-def test_rejects_invalid_values_from_python(options, message):
-    with pytest.raises(UserError) as caught:
-        DataConfig(**options)
-    assert str(caught.value) == message
-
-
-@pytest.mark.parametrize("fraction", ["x", 1.0, float("nan")])
-def test_from_arrays_rejects_other_fractions(fraction):
-    with pytest.raises(UserError, match=r"from_arrays: eval_fraction=.* must be a number from 0 to below 1"):
-        from_arrays({"inputs": np.ones(3)}, eval_fraction=fraction)
-
-
 def test_description_says_what_there_is(corpus):
     splits = open_splits(config(corpus))
     assert splits.evaluation is not None
@@ -66,10 +40,8 @@ def test_the_fingerprint_changes_with_the_data(corpus):
 def test_too_little_to_train_on(corpus):
     with pytest.raises(ValueError) as caught:
         open_splits(config(corpus, length=10**6))
-    train, evaluation = str(caught.value).splitlines()
-    assert "data: the training split has" in train
-    assert "one example needs data.length + 1 = 1,000,001 in one piece. Give it more data or lower" in train
-    assert "the evaluation split (data.eval_fraction=0.05) has" in evaluation
+    assert str(caught.value).startswith("data: the training split has ")
+    assert "one example needs data.length + 1 = 1,000,001 in one piece. Give it more data or" in str(caught.value)
 
 
 def test_empty_evaluation_split(corpus):
@@ -137,6 +109,23 @@ def test_a_grain_dataset_is_a_source():
 
     dataset = grain.MapDataset.source(from_arrays({"targets": np.arange(5)}).train)
     assert take(dataset, np.array([4, 0]))["targets"].tolist() == [4, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": 0}, "data.length=0 must be at least 1."),
+        ({"mixture": ({"source": "stdlib"},)}, "data.mixture[0]={'source': 'stdlib'} must be a MixturePart."),
+        (
+            {"mixture": (MixturePart(source="a", weight=-1.0),)},
+            "data.mixture[0].weight=-1.0 must be greater than 0.",
+        ),
+    ],
+)
+def test_rejects_invalid_values_from_python(options, message):
+    with pytest.raises(UserError) as caught:
+        DataConfig(**options)
+    assert str(caught.value) == message
 
 
 TABLE = {"source": "csv", "files": ("a",), "target": "y"}

@@ -14,7 +14,7 @@ from spmdkit.data import (
     open_splits,
     train_batches,
 )
-from spmdkit.data.sources.texts import Stream
+from spmdkit.data.sources.texts import Document
 from spmdkit.data.value_ranges import Limit, Limits, check_rows, check_splits
 from spmdkit.data.windows import WindowSource
 from spmdkit.mesh.errors import UserError
@@ -90,11 +90,7 @@ NAN, INF = float("nan"), float("inf")
         (rows(weights=with_value(np.ones(12), 4, -0.5)), NONE, "weights of example 4 is -0.5: a weight must be finite"),
         (rows(weights=with_value(np.ones(12), 4, NAN)), NONE, "weights of example 4 is nan: a weight must be finite"),
         (rows(weights=with_value(np.ones(12), 4, INF)), NONE, "weights of example 4 is inf: a weight must be finite"),
-        (
-            rows(weights=with_value(np.ones(12, int), 4, -1)),
-            NONE,
-            "weights of example 4 is -1: a weight must be",
-        ),
+        (rows(weights=with_value(np.ones(12, int), 4, -1)), NONE, "weights of example 4 is -1: a weight must be"),
         (rows(inputs=with_value(np.zeros((12, 3)), (5, 1), NAN)), CLASSES, "inputs of example 5 at [1] is nan: not a"),
         (rows(inputs=with_value(np.zeros((12, 3)), (5, 1), -INF)), NONE, "inputs of example 5 at [1] is -inf: not a"),
         (
@@ -204,7 +200,7 @@ def test_every_source_is_checked_where_it_is_read(threads, sharding):
 
 def test_the_stream_and_the_place_in_it_are_named():
     ids = np.arange(90)
-    splits = Splits(WindowSource([Stream("first", ids), Stream("second", ids)], 4), None, None, "")
+    splits = Splits(WindowSource([Document(b"", ids, "first"), Document(b"", ids, "second")], 4), None, None, "")
     batch = splits.train.take(np.arange(len(splits.train)))
     limits = Limits(inputs=Limit("model.vocabulary", 87))
     from spmdkit.data.value_ranges import describe_example

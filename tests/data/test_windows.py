@@ -8,12 +8,12 @@ import pyarrow.parquet as parquet
 import pytest
 from spmdkit.data import DataConfig, open_splits
 from spmdkit.data.source import BadDataError
-from spmdkit.data.sources.texts import Stream
+from spmdkit.data.sources.texts import Document
 from spmdkit.data.windows import WindowSource, mark_documents
 
 
 def source(*sizes, length=4, vocabulary=None):
-    streams = [Stream(f"s{i}", np.arange(size, dtype=np.uint16) + 1000 * i) for i, size in enumerate(sizes)]
+    streams = [Document(b"", np.arange(size, dtype=np.uint16) + 1000 * i, f"s{i}") for i, size in enumerate(sizes)]
     return WindowSource(streams, length, vocabulary)
 
 
@@ -72,27 +72,15 @@ def test_ids_that_do_not_fit_int32_are_loud(dtype, value):
     ids = np.ones(10, dtype)
     ids[3] = value
     with pytest.raises(BadDataError, match=f"token id {value};"):
-        WindowSource([Stream("s", ids)], 4, vocabulary=2**31 - 1)[0]
+        WindowSource([Document(b"", ids, "s")], 4, vocabulary=2**31 - 1)[0]
 
 
-def rows_of(marks):
-    return {name: rows[0].tolist() for name, rows in marks.items()}
-
-
-def test_documents_in_an_example():
-    assert rows_of(mark_documents(np.array([[5, 6, 0, 7, 8, 0, 9]], np.int32), 0)) == {
-        "segments": [0, 0, 0, 1, 1, 1, 2],
-        "positions": [0, 1, 2, 0, 1, 2, 0],
-        "weights": [1, 1, 0, 1, 1, 0, 1],
-    }
-
-
-def test_an_example_of_one_document_and_one_of_ends_alone():
-    inputs = np.array([[5, 6, 7], [0, 0, 0], [5, 6, 0]], np.int32)
+def test_marks_documents():
+    inputs = np.array([[5, 6, 0, 7, 8, 0, 9], [5, 6, 7, 8, 9, 5, 6], [0, 0, 0, 5, 6, 7, 0]], np.int32)
     marks = mark_documents(inputs, 0)
-    assert marks["segments"].tolist() == [[0, 0, 0], [0, 1, 2], [0, 0, 0]]
-    assert marks["positions"].tolist() == [[0, 1, 2], [0, 0, 0], [0, 1, 2]]
-    assert marks["weights"].tolist() == [[1, 1, 1], [0, 0, 0], [1, 1, 0]]
+    assert marks["segments"].tolist() == [[0, 0, 0, 1, 1, 1, 2], [0] * 7, [0, 1, 2, 3, 3, 3, 3]]
+    assert marks["positions"].tolist() == [[0, 1, 2, 0, 1, 2, 0], [*range(7)], [0, 0, 0, 0, 1, 2, 3]]
+    assert marks["weights"].tolist() == [[1, 1, 0, 1, 1, 0, 1], [1] * 7, [0, 0, 0, 1, 1, 1, 0]]
     assert {name: str(rows.dtype) for name, rows in marks.items()} == {
         "segments": "int32",
         "positions": "int32",
@@ -144,7 +132,7 @@ def test_every_source_tells_documents_apart(tmp_path, kind):
 
 def test_rows_of_ids_need_a_separator_and_rows_of_texts_have_one(tmp_path):
     ids, texts = make(tmp_path, "ids jsonl"), make(tmp_path, "texts jsonl")
-    with pytest.raises(ValueError, match=r"data\.packed=True: the token id rows .* set data\.separator to an id"):
+    with pytest.raises(ValueError, match=r"data\.packed=True: the token id rows .* set data\.separator"):
         open_splits(DataConfig(**(ids | {"separator": -1}), packed=True))
-    with pytest.raises(ValueError, match=r"data\.separator=5: data\.column='text' has texts, which end with byte 0"):
+    with pytest.raises(ValueError, match=r"data\.separator=5: texts end with byte 0"):
         open_splits(DataConfig(**texts, separator=5))

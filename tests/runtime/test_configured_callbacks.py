@@ -131,7 +131,7 @@ def test_a_callback_of_the_users_own(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("sections", "text"),
     [
-        ({"callbacks": ["samples"]}, "predicts bytes of text and has a `predict`. Remove samples."),
+        ({"callbacks": ["samples"]}, "samples require a model of text that has a `predict`. Remove samples."),
         ({"callbacks": [{"name": "own_other:makes"}]}, "does not define makes. Did you mean make?"),
         (
             {"callbacks": ["early_stopping"], "data": {"source": "synthetic", "eval_fraction": 0.0}},
@@ -139,11 +139,11 @@ def test_a_callback_of_the_users_own(tmp_path, capsys):
         ),
         (
             {"callbacks": ["csv", {"name": "best_checkpoint", "monitor": "nosuch"}]},
-            "callbacks.1 (best_checkpoint): monitor='nosuch' is not a metric of an evaluation. The metrics are",
+            "callbacks.1 (best_checkpoint): Unknown metric 'nosuch'; known: ",
         ),
         (
             {"callbacks": [{"name": "stop_file", "path": "config.yaml"}]},
-            "callbacks.0.path='config.yaml' leads to config.yaml, which the run itself keeps in run.dir.",
+            "callbacks.0.path='config.yaml' leads to config.yaml, which the run keeps in run.dir.",
         ),
     ],
 )

@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 from spmdkit.training import display as display_module
-from spmdkit.training.display import make_display
+from spmdkit.training.display import Display
 
 RECORD = {
     "step": 40,
@@ -35,7 +35,7 @@ def make_console():
 
 def test_plain_lines_contain_metrics_and_time_left(make_console):
     console, text = make_console(terminal=False)
-    with make_display(300, 0, "quickstart", console) as display:
+    with Display(300, 0, "quickstart", console) as display:
         display.update(RECORD)
         display.update({"step": 300, "loss": 2.0, "eval_loss": 2.1, "seconds": 0.5})
     assert text().splitlines() == [
@@ -47,7 +47,7 @@ def test_plain_lines_contain_metrics_and_time_left(make_console):
 
 def test_rows_per_second_replace_tokens(make_console):
     console, text = make_console(terminal=False)
-    with make_display(300, 0, "quickstart", console) as display:
+    with Display(300, 0, "quickstart", console) as display:
         display.update(RECORD | {"rows_per_second": 950.0})
     assert "  950 rows/s  3.21 GFLOP/s" in text()
     assert "tokens/s" not in text()
@@ -56,7 +56,7 @@ def test_rows_per_second_replace_tokens(make_console):
 @pytest.mark.parametrize("terminal", [True, False])
 def test_escapes_control_characters(make_console, terminal):
     console, text = make_console(terminal)
-    with make_display(300, 0, "data \x1b]0;title\x07", console) as display:
+    with Display(300, 0, "data \x1b]0;title\x07", console) as display:
         display.message("a sample \x1b[31mred\x9b2J\u202e\n\tin two lines")
         panel = render(console, display) if terminal else text()
     assert r"data \x1b]0;title\x07" in panel
@@ -66,7 +66,7 @@ def test_escapes_control_characters(make_console, terminal):
 
 def test_live_panel_contains_metrics(make_console):
     console, text = make_console(terminal=True)
-    with make_display(300, 0, "quickstart", console) as display:
+    with Display(300, 0, "quickstart", console) as display:
         assert "compiling" in render(console, display)
         display.update(RECORD | {"eval_loss": 2.5})
         display.update({"step": 50, "loss": 2.2, "seconds": 0.5})
@@ -89,7 +89,7 @@ def render(console: Console, display) -> str:
 @pytest.mark.parametrize(("terminal", "width"), [(True, 200), (True, 24), (False, 200)])
 def test_ignores_missing_and_unknown_metrics(make_console, terminal, width):
     console, text = make_console(terminal, width)
-    with make_display(10, 5, "a title that is longer than a narrow terminal", console) as display:
+    with Display(10, 5, "a title that is longer than a narrow terminal", console) as display:
         for record in ({}, {"step": 7}, {"loss": float("nan")}, {"loss": None}, {"surprise": "text"}):
             display.update(record)
         display.message("[bold]as it is[/bold]")
@@ -100,7 +100,7 @@ def test_ignores_missing_and_unknown_metrics(make_console, terminal, width):
 def test_other_processes_print_nothing(make_console, monkeypatch):
     console, text = make_console(terminal=True)
     monkeypatch.setattr(display_module, "is_main_process", lambda: False)
-    with make_display(10, 0, "rank 1", console) as display:
+    with Display(10, 0, "rank 1", console) as display:
         display.update(RECORD)
         display.message("hello")
     assert text() == ""
@@ -108,7 +108,7 @@ def test_other_processes_print_nothing(make_console, monkeypatch):
 
 def test_estimates_time_left_from_median_step(make_console):
     console, _ = make_console(terminal=False)
-    display = make_display(110, 0, "estimate", console)
+    display = Display(110, 0, "estimate", console)
     assert display.seconds_left() is None
     for step, seconds in ((10, 30.0), (20, 1.0), (30, 1.0)):  # the first one includes a compilation
         display.update({"step": step, "seconds": seconds})

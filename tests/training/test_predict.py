@@ -51,7 +51,7 @@ def test_it_computes_in_the_compute_dtype():
     ],
 )
 def test_every_array_has_the_rows_of_the_batch(predict, given):
-    with pytest.raises(UserError, match=rf"The model m predicts {given}\. Each array that `predict` returns has"):
+    with pytest.raises(UserError, match=rf"The model m predicts {given}\. Each array that `predict` returns must"):
         predictor(predict).batch({"inputs": np.ones((3, 4), np.float32)})
 
 

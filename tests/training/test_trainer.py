@@ -173,9 +173,9 @@ class Table:
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        (X, "A ndarray alone is not enough"),
-        (Table(x=X), "A Table alone is not enough"),
-        (3, "A int is not data"),
+        (X, "A ndarray alone is not data"),
+        (Table(x=X), "A Table alone is not data"),
+        (3, "A int alone is not data"),
         ([(X, Y)], "the end of an iterable of batches is unknown. Give steps"),
         ({"inputs": X, "targets": Y[:5]}, "all arrays must have one row per example"),
     ],

@@ -30,8 +30,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from ...mesh.errors import UserError
 from ...mesh.processes import is_main_process
+from ...parallel.options import type_problems
 from ...parallel.step.state import TrainState
-from ..ranges import range_problems
 from ..run_files import Kind
 
 End = Literal["", "finished", "interrupted", "try_again"]
@@ -156,9 +156,7 @@ class Run:
             UserError: The evaluation split is missing.
         """
         if not self.evaluates:
-            raise UserError(
-                "A callback requests an evaluation, but the evaluation split is missing. Raise data.eval_fraction."
-            )
+            raise UserError("run.evaluate(): the evaluation split is missing. Raise data.eval_fraction.")
         self._request(Requests(evaluate=True))
 
     def save(self) -> None:
@@ -234,12 +232,6 @@ class Callback:
     monitors: str | None = None
     """The metric that every evaluation must have; "" if any evaluation will do, None if it needs no evaluation."""
 
-    def __post_init__(self) -> None:
-        """Checks the ranges of the options of a dataclass."""
-        problems = range_problems(self)
-        if problems:
-            raise UserError("\n".join(problems))
-
     def prepare(self, run: Run) -> None:
         """Checks that the callback can work, before anything is compiled or written.
 
@@ -290,6 +282,15 @@ class Callback:
 
     def close(self) -> None:
         """Releases resources, whether or not the run failed."""
+
+
+class CatalogCallback(Callback):
+    """A callback of the catalog: a dataclass whose fields are its options."""
+
+    def __post_init__(self) -> None:
+        """Checks the types and ranges of the options."""
+        if problems := type_problems(type(self).__name__, self):
+            raise UserError("\n".join(problems))
 
 
 EVENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))

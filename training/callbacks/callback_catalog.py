@@ -16,7 +16,7 @@ from ...parallel.model.user_errors import accepts
 from ...parallel.model.user_options import with_options
 from ..run_files import Kind
 from ..times import process_age
-from .callback import EVENTS, METHODS, Callback, Run, implements
+from .callback import EVENTS, METHODS, Callback, CatalogCallback, Run, implements
 from .monitoring import BestCheckpoint, EarlyStopping, ReduceOnPlateau
 from .recording import CSVLog, Profile, Samples
 from .trackers import MLflow, TensorBoard, WeightsAndBiases
@@ -26,7 +26,7 @@ PART = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)\s*")
 
 
 @dataclass(kw_only=True)
-class StopFile(Callback):
+class StopFile(CatalogCallback):
     """Saves and ends the run if a file exists, and removes the file; the same command continues. Exit code 0."""
 
     writes: ClassVar[Kind | None] = "file"
@@ -53,7 +53,7 @@ class StopFile(Callback):
 
 
 @dataclass(kw_only=True)
-class TimeLimit(Callback):
+class TimeLimit(CatalogCallback):
     """Saves and ends the run after some time; the same command continues.
 
     The time starts with the process of this command and includes compilation and restoring. The current step and the
@@ -147,19 +147,17 @@ def check_callback(callback: Any, given: str) -> None:
     """
     if isinstance(callback, type):
         raise UserError(f"{given} returned the class {callback.__name__}. Return an object of it.")
+    kind = type(callback).__name__
     for name in METHODS:
         expected = [*signature(getattr(Callback, name)).parameters]
         if implements(callback, name) and not accepts(getattr(callback, name), len(expected) - 1):
             raise UserError(
-                f"{given}: {type(callback).__name__}.{name}{signature(getattr(callback, name))} cannot be called with "
+                f"{given}: {kind}.{name}{signature(getattr(callback, name))} cannot be called with "
                 f"({', '.join(expected[1:])}). Define it as {name}({', '.join(expected)})."
             )
     unknown = [name for name in dir(callback) if name.startswith("on_") and name not in EVENTS]
     if unknown:
         near = did_you_mean(unknown[0], EVENTS, otherwise="They are")
-        raise UserError(f"{given}: {type(callback).__name__}.{unknown[0]} is not an event.{near}")
+        raise UserError(f"{given}: {kind}.{unknown[0]} is not an event.{near}")
     if not any(implements(callback, name) for name in METHODS if name != "close"):
-        raise UserError(
-            f"{given} returned a {type(callback).__name__} without any event of a callback. Define one of "
-            f"{', '.join(EVENTS)}."
-        )
+        raise UserError(f"{given} returned a {kind} without an event of a callback. Define one of {', '.join(EVENTS)}.")

@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any
 
 from ...data.ordering.order import batch_number
-from ...mesh.errors import UserError, did_you_mean
+from ...mesh.errors import UserError, unknown_name
 from ...mesh.processes import broadcast_text
 from ...parallel.model.user_errors import as_user_error
 from ...parallel.step.state import TrainState
@@ -198,10 +198,8 @@ class Conductor:
     def _prepare(self, name: str, callback: Any) -> None:
         run, monitored = self._run, getattr(callback, "monitors", None)
         if monitored is not None and not run.evaluates:
-            raise UserError(
-                f"{name} needs {monitored or 'evaluations'}, but the evaluation split is missing. Raise "
-                "data.eval_fraction, or remove the callback."
-            )
+            needed = f"{name} needs {monitored or 'evaluations'}"
+            raise UserError(f"{needed}, but the evaluation split is missing. Raise data.eval_fraction.")
         if isinstance(callback, Callback) and callback.writes:
             key, own = f"{name.partition(' ')[0]}.path", getattr(type(callback), "path", "")
             check_output(run.folder, vars(callback)["path"], callback.writes, key, own, probe=run.is_main)
@@ -214,11 +212,7 @@ class Conductor:
         for name, callback in self._callbacks.items():
             monitored = getattr(callback, "monitors", None)
             if monitored and monitored not in known:
-                near = did_you_mean(monitored, known)
-                raise UserError(
-                    f"{name}: monitor={monitored!r} is not a metric of an evaluation.{near} The metrics are "
-                    f"{', '.join(known)}."
-                )
+                raise UserError(f"{name}: {unknown_name('metric', monitored, known)}")
 
     def _methods(self, event: str) -> list[tuple[str, Callable[..., Any]]]:
         having = {name: each for name, each in self._callbacks.items() if implements(each, event)}

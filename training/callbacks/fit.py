@@ -87,7 +87,6 @@ def fit(
     folder: Path | str = ".",
     start: int = 0,
     num_steps: int | None = None,
-    steps_per_epoch: int = 0,
     global_batch: int = 1,
     examples: int = 0,
     log_every: int = 10,
@@ -110,9 +109,8 @@ def fit(
         start: Steps done before the first batch; callbacks continue from the notes of that step's checkpoint.
         num_steps: Steps of the whole run, for callbacks; None = `start` plus the number of batches, which must have a
             length.
-        steps_per_epoch: Steps of an epoch; 0 = `examples` defines epochs, or there are none.
         global_batch: Rows of a batch, over all devices.
-        examples: Rows of an epoch, if batches do not divide it; 0 = as `steps_per_epoch` defines.
+        examples: Rows of an epoch; 0 = there are no epochs.
         log_every: Steps between two logged steps.
         say: Prints a line.
 
@@ -133,7 +131,7 @@ def fit(
         start=start,
         num_steps=num_steps,
         batch=global_batch,
-        examples=examples or steps_per_epoch * global_batch,
+        examples=examples,
         evaluates=evaluate is not None,
         say=say,
         can_scale=LEARNING_RATE in factors_of(state),

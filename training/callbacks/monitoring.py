@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt, Lt
 
 from ...layouts.sizes import counted
 from ...mesh.files import write_text
-from .callback import Callback, Run
+from .callback import CatalogCallback, Run
 
 BEST = "best.json"
 Evaluations = Annotated[int, Ge(1)]
@@ -18,7 +18,7 @@ Ratio = Annotated[float, Gt(0), Lt(1)]
 
 
 @dataclass(kw_only=True)
-class Monitor(Callback):
+class Monitor(CatalogCallback):
     """Compares a metric of the evaluations."""
 
     monitor: str = "eval_loss"
@@ -26,9 +26,21 @@ class Monitor(Callback):
     mode: Literal["min", "max"] = "min"
     """min, smaller is better; max, larger is better."""
 
+    kept: ClassVar[tuple[str, ...]] = ("best",)
+    """Names of the values that a checkpoint keeps; attributes with an underscore hold them."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.monitors = self.monitor
+
+    def state(self) -> Mapping[str, Any]:
+        """Returns the values that are needed to continue."""
+        return {name: getattr(self, f"_{name}") for name in self.kept}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restores the result of `state`."""
+        for name in self.kept:
+            setattr(self, f"_{name}", state[name])
 
     def is_better(self, value: float, other: float, by: float = 0.0) -> bool:
         """Returns whether a value is better than another by more than `by`."""
@@ -48,14 +60,6 @@ class PatientMonitor(Monitor):
         super().__post_init__()
         self._best: float | None = None
         self._waited = 0
-
-    def state(self) -> Mapping[str, Any]:
-        """Returns the best value and the number of evaluations since."""
-        return {"best": self._best, "waited": self._waited}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores the result of `state`."""
-        self._best, self._waited = state["best"], state["waited"]
 
     def improves(self, metrics: Mapping[str, float]) -> bool:
         """Returns whether an evaluation is the best so far, and records it. Values that are not finite never are."""
@@ -78,18 +82,11 @@ class PatientMonitor(Monitor):
 class EarlyStopping(PatientMonitor):
     """Ends the run if a metric of its evaluations stops improving; the run is then complete, exit code 0."""
 
+    kept = ("best", "waited", "best_step")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._best_step = 0
-
-    def state(self) -> Mapping[str, Any]:
-        """Returns the best value, its step, and the number of evaluations since."""
-        return {**super().state(), "best_step": self._best_step}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores the result of `state`."""
-        super().restore(state)
-        self._best_step = state["best_step"]
 
     def finished(self) -> str:
         """Returns the reason to end the run, or ""."""
@@ -114,6 +111,7 @@ class ReduceOnPlateau(PatientMonitor):
     For the training loss, the schedule `plateau` does the same within the compiled step.
     """
 
+    kept = ("best", "waited", "resting")
     changes_learning_rate: ClassVar[bool] = True
 
     factor: Ratio = 0.5
@@ -126,15 +124,6 @@ class ReduceOnPlateau(PatientMonitor):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._resting = 0
-
-    def state(self) -> Mapping[str, Any]:
-        """Returns the best value, the number of evaluations since, and the rest of the cooldown."""
-        return {**super().state(), "resting": self._resting}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores the result of `state`."""
-        super().restore(state)
-        self._resting = state["resting"]
 
     def on_evaluation_end(self, run: Run, metrics: Mapping[str, float]) -> None:
         """Counts evaluations since the best one, and lowers the learning rate."""
@@ -166,15 +155,8 @@ class BestCheckpoint(Monitor):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._best: list[tuple[int, float]] = []
-
-    def state(self) -> Mapping[str, Any]:
-        """Returns the best steps with their values."""
-        return {"best": self._best}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores the result of `state`."""
-        self._best = [(int(step), float(value)) for step, value in state["best"]]
+        self._best: list[Sequence[Any]] = []
+        """Steps with their values, best first."""
 
     def on_train_begin(self, run: Run) -> None:
         """Keeps the checkpoints that the run kept before."""

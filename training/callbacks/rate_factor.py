@@ -57,10 +57,7 @@ def in_parts(optimizer: optax.GradientTransformation, parts: Mapping[str, str]) 
         UserError: A part has the name "learning_rate"; or, in `init`, an expression matches no parameter.
     """
     if LEARNING_RATE in parts:
-        raise UserError(
-            f"in_parts: {LEARNING_RATE!r} is the name of the factor on all updates (see `adjustable`). Choose another "
-            "name for that part."
-        )
+        raise UserError(f"in_parts: {LEARNING_RATE!r} is the name of the factor on all updates. Choose another name.")
     return _with_factors(optimizer, parts, 0.0)
 
 

@@ -1,7 +1,6 @@
 """Callbacks that record the run into files: a CSV table, samples of text, a profiler trace."""
 
 import csv
-import io
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,17 +11,17 @@ import jax
 from annotated_types import Ge
 
 from ...mesh.errors import UserError
-from ...mesh.files import write_text
+from ...mesh.files import atomic_write
 from ..metrics import MetricsLog
 from ..run_files import Kind
 from ..steps.late_log import RUN_AHEAD
-from .callback import Callback, Run
+from .callback import CatalogCallback, Run
 
 SAMPLES = "samples.jsonl"
 
 
 @dataclass(kw_only=True)
-class CSVLog(Callback):
+class CSVLog(CatalogCallback):
     """Writes each line of metrics.jsonl to a table too; lines of steps that are trained again are dropped."""
 
     writes: ClassVar[Kind | None] = "file"
@@ -78,17 +77,16 @@ class CSVLog(Callback):
         """Replaces the table atomically, and opens it for more lines."""
         self.close()
         self._columns = list(dict.fromkeys(name for row in rows for name in row))
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, self._columns)
-        if self._columns:
-            writer.writeheader()
-        writer.writerows(rows)
-        write_text(self._path, text.getvalue())
+        with atomic_write(self._path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self._columns)
+            if self._columns:
+                writer.writeheader()
+            writer.writerows(rows)
         self._file = self._path.open("a", newline="", encoding="utf-8")
 
 
 @dataclass(kw_only=True)
-class Samples(Callback):
+class Samples(CatalogCallback):
     """Lets a language model continue a prompt after evaluations; run.dir/samples.jsonl contains the results."""
 
     every: Annotated[int, Ge(1)] = 1
@@ -117,9 +115,7 @@ class Samples(Callback):
     def prepare(self, run: Run) -> None:
         """Checks that the model generates text."""
         if run.generate is None:
-            raise UserError(
-                "callbacks: samples require a model that predicts bytes of text and has a `predict`. Remove samples."
-            )
+            raise UserError("callbacks: samples require a model of text that has a `predict`. Remove samples.")
 
     def on_train_begin(self, run: Run) -> None:
         """Opens the file without the samples of steps that are trained again."""
@@ -144,7 +140,7 @@ class Samples(Callback):
 
 
 @dataclass(kw_only=True)
-class Profile(Callback):
+class Profile(CatalogCallback):
     """Traces a few steps into run.dir/profile, for xprof, TensorBoard or Perfetto (ui.perfetto.dev).
 
     Process 0 traces itself and its own devices with `jax.profiler`.

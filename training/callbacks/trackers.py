@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 from ...layouts.paths import flatten_mapping
 from ...mesh.errors import UserError
 from ..run_files import Kind
-from .callback import Callback, Run
+from .callback import CatalogCallback, Run
 
 MAX_PARAMS = 100
 """Parameters in one call of MLflow."""
@@ -25,17 +25,7 @@ REFUSED = re.compile(r"[^\w.\- /]")
 """Characters that are invalid in names of MLflow, such as those of patterns."""
 
 
-def require(module: str, extra: str) -> None:
-    """Checks that a library is installed, without importing it.
-
-    Raises:
-        UserError: It is not installed; names the extra.
-    """
-    if find_spec(module) is None:
-        raise UserError(f"{module} is not installed. Install it with: pip install 'spmdkit[{extra}]'.")
-
-
-class Tracker(Callback):
+class Tracker(CatalogCallback):
     """Opens a run in a tracker and sends it the metrics of logged steps, in the main process."""
 
     library: ClassVar[str]
@@ -43,8 +33,9 @@ class Tracker(Callback):
     _client: Any = None
 
     def prepare(self, run: Run) -> None:
-        """Checks that the tracker's library is installed."""
-        require(self.library, self.extra)
+        """Checks that the tracker's library is installed, without importing it."""
+        if find_spec(self.library) is None:
+            raise UserError(f"{self.library} is not installed. Install it with: pip install 'spmdkit[{self.extra}]'.")
 
     def on_train_begin(self, run: Run) -> None:
         """Opens a run; a resumed run is another one."""
@@ -215,5 +206,5 @@ class MLflow(Tracker):
 
 
 def _name(text: str) -> str:
-    """Returns a valid name for MLflow, such as data.layout._ for data.layout.*."""
+    """Returns a valid name for MLflow, such as optimizer.groups.head/_ for optimizer.groups.head/.*."""
     return REFUSED.sub("_", text)

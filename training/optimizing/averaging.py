@@ -28,9 +28,9 @@ from jax import Array
 from ...layouts.paths import map_with_path
 from ...mesh.errors import UserError
 from ...parallel.model import Params
+from ...parallel.options import type_problems
 from ...parallel.plan import ShardingPlan
 from ...parallel.step.state import TrainState
-from ..ranges import range_problems
 from .skipping import skipped
 
 WARM_UP = 9
@@ -48,7 +48,7 @@ class EMAConfig:
     """Evaluate the average during training; the training loss is never that of the average."""
 
     def __post_init__(self) -> None:
-        problems = range_problems(self, "optimizer.ema.")
+        problems = type_problems("optimizer.ema", self)
         if self.evaluate and not self.decay:
             problems.append("optimizer.ema.evaluate=true requires an average. Set optimizer.ema.decay, such as 0.999.")
         if problems:

@@ -37,7 +37,7 @@ from annotated_types import Ge, Le, Lt
 from jax import Array
 
 from ...mesh.errors import UserError, did_you_mean, unknown_options
-from ..ranges import violated_rules
+from ...parallel.options import validated
 from .groups import REST
 
 KEY = "optimizer.schedule"
@@ -80,12 +80,12 @@ def learning_rate_problems(schedule: Mapping[str, Any]) -> list[str]:
     _, _, *known = inspect.signature(schedule_function).parameters
     hints = get_type_hints(schedule_function, include_extras=True)
     problems = unknown_options([option for option in options if option not in known], known, KEY, of=name)
-    return problems + [
-        f"{KEY}.{option}={value!r} must be {rule}."
-        for option, value in options.items()
-        if option in known
-        for rule in violated_rules(hints[option], value)
-    ]
+    for option, value in options.items():
+        try:
+            validated(hints.get(option, Any), value, f"{KEY}.{option}")
+        except UserError as error:
+            problems.append(str(error))
+    return problems
 
 
 def constant(peak: float, num_steps: int) -> optax.Schedule:
@@ -102,7 +102,7 @@ def warmup_cosine(
     peak: float, num_steps: int, warmup_steps: Count | None = None, final_ratio: Ratio = 0.0
 ) -> optax.Schedule:
     """Returns a warm-up (by default 5 % of the steps), then half a cosine."""
-    warmup = _part(num_steps, 0.05) if warmup_steps is None else warmup_steps
+    warmup = int(num_steps * 0.05) if warmup_steps is None else warmup_steps
     _check_fits(num_steps, warmup_steps=warmup)
     down = optax.cosine_decay_schedule(peak, num_steps - warmup, alpha=final_ratio)
     return _after_warmup(peak, warmup, down)
@@ -123,8 +123,8 @@ def wsd(
     final_ratio: Ratio = 0.0,
 ) -> optax.Schedule:
     """Returns a warm-up (by default 5 % of the steps), the peak, and a linear decay (by default 20 % of the steps)."""
-    warmup = _part(num_steps, 0.05) if warmup_steps is None else warmup_steps
-    decay = _part(num_steps, 0.2) if decay_steps is None else decay_steps
+    warmup = int(num_steps * 0.05) if warmup_steps is None else warmup_steps
+    decay = int(num_steps * 0.2) if decay_steps is None else decay_steps
     _check_fits(num_steps, warmup_steps=warmup, decay_steps=decay)
     if decay == 0:
         return _after_warmup(peak, warmup, optax.constant_schedule(peak))
@@ -158,10 +158,6 @@ SCHEDULES: dict[str, Callable[..., optax.Schedule]] = {
     "plateau": plateau,
 }
 """Name -> function of (peak, num_steps, options)."""
-
-
-def _part(num_steps: int, share: float) -> int:
-    return int(num_steps * share)
 
 
 def _after_warmup(peak: float, warmup: int, rest: optax.Schedule) -> optax.Schedule:

@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Lt
 
 from ...layouts.paths import pattern_problem
 from ...mesh.errors import UserError, did_you_mean
-from ..ranges import range_problems
+from ...parallel.options import type_problems
 from .averaging import EMAConfig
 from .groups import KEY, GroupConfig
 from .learning_rates import learning_rate_problems
@@ -70,7 +70,7 @@ class OptimizerConfig:
     """An exponential moving average of the parameters."""
 
     def __post_init__(self) -> None:
-        problems = [*_name_problems(self), *range_problems(self, "optimizer."), *learning_rate_problems(self.schedule)]
+        problems = [*_name_problems(self), *type_problems("optimizer", self), *learning_rate_problems(self.schedule)]
         for name in ("decay_skip", "muon_skip", "freeze", "groups"):
             problems += [f"optimizer.{name}: {error}" for error in map(pattern_problem, getattr(self, name)) if error]
         problems = problems or _group_problems(self)
@@ -111,7 +111,7 @@ def _group_problems(config: OptimizerConfig) -> list[str]:
         if group.learning_rate is not None and group.learning_rate_factor is not None:
             problems.append(f"{key}: learning_rate and learning_rate_factor exclude each other. Keep one of them.")
             continue
-        invalid = range_problems(group, f"{key}.")
+        invalid = type_problems(key, group)
         try:
             if not invalid:
                 group_config(config, group)

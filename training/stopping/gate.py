@@ -53,7 +53,8 @@ class Gate:
         self._pauses: dict[int, list[str]] = {}
         self._dropped = 0
         self._change = threading.Condition()
-        self.on_ask: Callable[[str], None] = self._pause_alone
+        self.ask: Callable[[str], None] = self._pause_alone
+        """Requests a pause as soon as possible; returns at once. Only process 0 may call this."""
         self.last_request: Callable[[], int] = lambda: 0
 
     def passes(self, number: int) -> bool:
@@ -106,14 +107,6 @@ class Gate:
             if not (name.isdigit() and int(name) <= self._dropped):
                 self._pauses.setdefault(number, []).extend(texts)
             self._change.notify_all()
-
-    def ask(self, text: str) -> None:
-        """Requests a pause as soon as possible; returns at once. Only process 0 may call this.
-
-        Args:
-            text: The request.
-        """
-        self.on_ask(text)
 
     def asked_at(self, number: int) -> list[str]:
         """Returns the requests for which all processes pause after a step that has passed the gate."""
@@ -197,7 +190,7 @@ class _Together:
         self._seen: set[str] = set()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="stop-together", daemon=True)
-        gate.on_ask, gate.last_request = self._pauses.append, self._drop_pauses
+        gate.ask, gate.last_request = self._pauses.append, self._drop_pauses
 
     def __enter__(self) -> Self:
         self._thread.start()

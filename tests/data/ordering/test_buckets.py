@@ -122,9 +122,9 @@ def test_what_is_padded_is_in_the_fingerprint():
 @pytest.mark.parametrize(
     ("given", "options", "message"),
     [
-        (examples(), {"lengths": [4, 8]}, r"lengths=\[4, 8\]: the longest example has 16 rows of inputs"),
-        (examples(), {"lengths": [0, 16]}, "Give lengths of at least 1"),
-        (examples(), {"lengths": []}, "Give lengths of at least 1"),
+        (examples(), {"lengths": [4, 8]}, r"lengths=\[4, 8\] must be at least 1 and reach the 16 rows of the longest"),
+        (examples(), {"lengths": [0, 16]}, "must be at least 1"),
+        (examples(), {"lengths": []}, "must be at least 1"),
         ([(np.ones(3), 1)], {}, r"weights of the shape \(\): padding gets weights of 0"),
         ([(np.ones(0), np.ones(0))], {}, "example 0 has inputs without rows"),
     ],

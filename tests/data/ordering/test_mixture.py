@@ -162,12 +162,6 @@ def test_bad_data_of_a_part_stays_bad_data(tmp_path):
         open_splits(mixed_config([part], eval_fraction=0))
 
 
-def test_two_vocabularies(files):
-    np.save(files[1].files[0], np.full(5000, 250, np.uint16))
-    with pytest.raises(ValueError, match=r"mixture\[0\] has 256 token ids, data\.mixture\[1\] has 251 token ids: the"):
-        open_splits(mixed_config(files))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -72,9 +72,7 @@ def test_npz_files_for_evaluation(tmp_path):
 def test_npz_files_that_do_not_fit(tmp_path):
     np.savez(tmp_path / "a.npz", **arrays())
     np.savez(tmp_path / "b.npz", images=np.zeros(3))
-    with pytest.raises(
-        ValueError, match=r"rows of .*b\.npz have the shapes \{'images': \(\)\}, but those of .*a\.npz have"
-    ):
+    with pytest.raises(ValueError, match=r"rows of .*b\.npz are \{'images': \(\)\}, but those of .*a\.npz are"):
         open_splits(DataConfig(source="arrays", files=(f"{tmp_path}/*.npz",)))
 
 
@@ -86,7 +84,7 @@ def test_from_arrays_reports_a_missing_evaluation_split():
 @pytest.mark.parametrize(
     ("evaluation", "fraction", "message"),
     [
-        (None, 1.0, "must be a number from 0 to below 1"),
+        *((None, other, "must be a number from 0 to below 1") for other in ("x", 1.0, float("nan"))),
         (arrays(), 0.5, "not both"),
         (None, 1e-9, "both splits need rows"),
     ],

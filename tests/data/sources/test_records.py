@@ -114,16 +114,6 @@ def test_a_damaged_record_counts_for_nothing_where_that_is_allowed(examples, sha
     assert said.endswith("(1 bad record so far, data.bad_records=1)")
 
 
-def test_no_more_than_allowed(examples):
-    for row in (3, 5):
-        damage(examples[0], np.full(3, row, np.float32).tobytes())
-    with pytest.raises(
-        BadDataError, match=r"record 5: .*That makes 2 bad records so far, data\.bad_records=1\. Fix the"
-    ):
-        open_records(examples, bad_records=1)
-    assert take(open_records(examples, bad_records=2).train, np.arange(NUMBER))["weights"].sum() == NUMBER - 2
-
-
 def test_the_form_is_that_of_the_first_record_that_can_be_read(examples):
     damage(examples[0], np.full(3, 0, np.float32).tobytes() + b"PK")
     with pytest.raises(BadDataError, match="record 0: it cannot be read"):
@@ -154,11 +144,7 @@ def test_rejects_invalid_records(record, message, tmp_path):
     ("options", "record", "message"),
     [
         ({}, packed(**example(0)), r"record 1: .*it is an archive of arrays, not a text; set data\.records: arrays"),
-        (
-            {"dtype": "uint16"},
-            b"abc",
-            r"3 bytes must be a multiple of the size of uint16; check data\.dtype",
-        ),
+        ({"dtype": "uint16"}, b"abc", r"3 bytes must be a multiple of the size of uint16; check data\.dtype"),
     ],
 )
 def test_rejects_invalid_documents(options, record, message, tmp_path, capsys):
@@ -172,14 +158,11 @@ def test_rejects_invalid_documents(options, record, message, tmp_path, capsys):
 @pytest.mark.parametrize("left", [0, 100, 70_000])
 def test_files_that_are_not_whole(examples, tmp_path, left):
     (tmp_path / "half.array_record").write_bytes(Path(examples[0]).read_bytes()[:left])
-    with pytest.raises(ValueError, match=r"half\.array_record: it cannot be read as ArrayRecord: .*written to its end"):
+    with pytest.raises(ValueError, match=r"half\.array_record: it cannot be read as ArrayRecord: .*is complete"):
         open_records([*examples, str(tmp_path / "half.array_record")])
 
 
-def test_too_few_examples(tmp_path):
-    path = write(tmp_path / "one.array_record", [packed(**example(0))])
-    with pytest.raises(ValueError, match=r"eval_fraction=0\.01 of 1 rows holds out 0: both splits need rows"):
-        open_records([path], eval_fraction=0.01)
+def test_rejects_files_without_examples(tmp_path):
     empty = write(tmp_path / "none.array_record", [])
     with pytest.raises(ValueError, match="of 0 rows holds out 0"):
         open_records([empty])

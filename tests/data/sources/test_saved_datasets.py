@@ -92,7 +92,7 @@ def test_rejects_invalid_numbers(columns, error, message, save):
 
 def test_rejects_datasets_of_other_shapes(save):
     files = (save("d", ids=[[1]]), save("e", ids=[[1, 2]]))
-    with pytest.raises(ValueError, match=r"'ids' have the shapes \[\(1,\), \(2,\)\]; all must have the same. Pad them"):
+    with pytest.raises(ValueError, match=r"'ids' has rows of the shapes \[\(1,\), \(2,\)\]; pad them to one"):
         open_saved(files=files, records="arrays")
 
 

@@ -90,8 +90,8 @@ def test_the_column_order_of_a_second_file_does_not_matter(tmp_path):
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("x,y\n1,2\n", {"target": "z"}, r"data\.target: unknown column 'z'\. The table has x, y"),
-        ("x,y\n1,2\n", {"columns": ("xx",)}, r"data\.columns: unknown column 'xx'.*Did you mean x\?"),
+        ("x,y\n1,2\n", {"target": "z"}, r"data\.target: Unknown column 'z'; known: x, y"),
+        ("x,y\n1,2\n", {"columns": ("xx",)}, r"data\.columns: Unknown column 'xx'.*Did you mean 'x'\?"),
         ("x,y\n1,2\n", {"columns": ("x", "y")}, "the model would read its own target"),
         ("y\n2\n", {}, "is the only column, and the model needs inputs"),
         ("x,t,y\n1,a,2\n", {}, r"column 't' contains string, not numbers\. Encode .* data\.columns: \[x\]"),

@@ -5,14 +5,7 @@ import pytest
 from spmdkit.data import BadDataError, DataConfig, open_splits
 from spmdkit.data.source import hash_fraction, memory_map_of
 from spmdkit.data.sources import texts
-from spmdkit.data.sources.texts import (
-    SEPARATOR,
-    Document,
-    join,
-    read_tokens,
-    split_documents,
-    stdlib_files,
-)
+from spmdkit.data.sources.texts import SEPARATOR, Document, join, read_tokens, split_documents, stdlib_files
 
 
 def documents(count, size=10):
@@ -163,13 +156,6 @@ def test_a_sparse_file_larger_than_memory_opens(tmp_path):
     assert splits.train[len(splits.train) - 1]["inputs"].tolist() == [0] * 10
 
 
-def test_one_file_is_held_out_at_its_end(tmp_path):
-    splits = open_splits(config(write(tmp_path / "t.npy", np.arange(1000, dtype=np.uint16)), eval_fraction=0.1))
-    assert splits.evaluation is not None
-    assert splits.evaluation[0]["inputs"][0] == 900
-    assert splits.vocabulary == 1000
-
-
 def test_a_vocabulary_that_is_given_is_checked_while_reading(tmp_path):
     splits = open_splits(config(write(tmp_path / "t.npy", np.arange(1000, dtype=np.uint16)), vocabulary=500))
     assert splits.vocabulary == 500
@@ -183,12 +169,7 @@ def test_a_vocabulary_that_is_given_is_checked_while_reading(tmp_path):
         ("t.bin", np.zeros(100, np.uint16), {}, r"t\.bin: a raw file does not state its dtype; set data\.dtype"),
         ("t.bin", np.zeros(101, np.uint8), {"dtype": "uint16"}, r"101 % 2 = 1\. Check data\.dtype"),
         ("t.npy", np.zeros(100, np.uint16), {"dtype": "uint32"}, r"it has uint16, but data\.dtype=uint32"),
-        (
-            "t.npy",
-            np.zeros((10, 10), np.uint16),
-            {},
-            r"shape \(10, 10\)\. Save ids\.astype\(np\.uint32\)\.reshape",
-        ),
+        ("t.npy", np.zeros((10, 10), np.uint16), {}, r"shape \(10, 10\)\. Save ids\.astype\(np\.uint32\)\.reshape"),
         ("t.npy", np.zeros(100, np.float32), {}, r"token ids must be integers with one dim, got float32 of shape"),
         (
             "t.npy",
@@ -199,12 +180,7 @@ def test_a_vocabulary_that_is_given_is_checked_while_reading(tmp_path):
         ("t.bin", np.zeros(0, np.uint16), {"dtype": "uint16"}, r"its 0 tokens are too few"),
         ("t.npy", np.full(100, -1), {}, r"t\.npy contains values from -1 to -1; token ids must be at least 0"),
         ("t.npy", np.full(100, 2**31), {}, r"t\.npy contains values from 2147483648 to"),
-        (
-            "t.tokens",
-            np.zeros(100, np.uint16),
-            {},
-            r"t\.tokens: invalid extension; this source reads \.npy, \.bin",
-        ),
+        ("t.tokens", np.zeros(100, np.uint16), {}, r"t\.tokens: invalid extension; this source reads \.npy, \.bin"),
     ],
 )
 def test_rejects_invalid_token_files(tmp_path, name, ids, options, message):

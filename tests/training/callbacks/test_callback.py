@@ -23,11 +23,8 @@ def test_combines_requests_and_keeps_the_first_end():
 
 
 def test_requests_survive_as_text():
-    requests = [Requests(save=True, factor=0.1), Requests(end="finished", reason='it is "done"')]
-    assert Requests.read(each.text() for each in requests) == requests[0] | requests[1]
-
-
-def test_last_factor_of_a_part_wins():
-    requests = [Requests(parts={"body": 0.5, "head": 1.0}), Requests(parts={"body": 0.0})]
-    assert Requests.read(each.text() for each in requests) == Requests(parts={"body": 0.0, "head": 1.0})
-    assert Requests(parts={"body": 0.0})
+    parts = [Requests(save=True, factor=0.1, parts={"body": 0.5, "head": 1.0}), Requests(parts={"body": 0.0})]
+    requests = [*parts, Requests(end="finished", reason='it is "done"')]
+    assert Requests.read(each.text() for each in requests) == requests[0] | requests[1] | requests[2]
+    assert Requests.read(each.text() for each in parts).parts == {"body": 0.0, "head": 1.0}
+    assert parts[1], "a factor of 0 is a request"

@@ -73,7 +73,7 @@ def test_creates_the_users_callback(own):
         ({"name": "own_callbacks:wrong"}, "Wrong.on_epoch_ends is not an event. Did you mean on_epoch_end?"),
         ({"name": "own_callbacks:few"}, r"Few.on_step_end\(run\) cannot be called with \(run, record\). Define it as"),
         ({"name": "own_callbacks:many"}, r"Many.state\(run\) cannot be called with \(\). Define it as state\(self\)"),
-        ({"name": "own_callbacks:nothing"}, "returned a int without any event of a callback. Define one of on_"),
+        ({"name": "own_callbacks:nothing"}, "returned a int without an event of a callback. Define one of on_"),
         ({"name": "own_callbacks:forgot"}, "returned the class Mine. Return an object of it."),
     ],
 )

@@ -13,13 +13,7 @@ from spmdkit.parallel import FSDPConfig
 from spmdkit.parallel.data import DataParallelConfig
 from spmdkit.parallel.step.state import TrainState
 from spmdkit.training.callbacks.callback import Requests, Run
-from spmdkit.training.callbacks.rate_factor import (
-    LEARNING_RATE,
-    adjustable,
-    factors_of,
-    in_parts,
-    with_factors,
-)
+from spmdkit.training.callbacks.rate_factor import LEARNING_RATE, adjustable, factors_of, in_parts, with_factors
 
 import spmdkit
 

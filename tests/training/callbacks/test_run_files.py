@@ -10,7 +10,7 @@ from spmdkit.training.callbacks.trackers import TensorBoard
 from spmdkit.training.run_files import BESIDE, PIECES, check_output, own_file
 from support.training import play
 
-OWN = r"\.path=.* leads to .*, which the run itself keeps in run.dir"
+OWN = r"\.path=.* leads to .*, which the run keeps in run.dir"
 BAD = {
     "the config": (StopFile(path="config.yaml"), OWN),
     "the log": (CSVLog(path="metrics.jsonl"), OWN),

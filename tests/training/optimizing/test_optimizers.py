@@ -11,12 +11,7 @@ from spmdkit.models.mlp import MLPConfig, mlp
 from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.training.optimizing.learning_rates import make_learning_rate
 from spmdkit.training.optimizing.optimizer_config import OptimizerConfig
-from spmdkit.training.optimizing.optimizers import (
-    DIRECTIONS,
-    is_stacked,
-    make_optimizer,
-    select,
-)
+from spmdkit.training.optimizing.optimizers import DIRECTIONS, is_stacked, make_optimizer, select
 from support.training import one_update, quadratic, stacked_params, train
 
 
@@ -187,43 +182,31 @@ def test_treats_blocks_separately(name, shape, rounding):
     """
     random, sizes = np.random.default_rng(0), np.array([1.0, 100.0, 0.01])
 
-    def draw(*shape):
-        return {
-            "blocks": {
-                "kernel": random.normal(size=(3, *shape)) * sizes[:, None, None],
-                "norm": random.normal(size=(3, 4)),
-            }
-        }
+    def draw(loudness=1.0):
+        kernel = random.normal(size=(3, *shape)) * sizes[:, None, None] * np.array([loudness, 1, 1])[:, None, None]
+        blocks = {"kernel": kernel, "norm": random.normal(size=(3, 4))}
+        whole = {"embed": {"tokens": np.ones((6, 4))}, "blocks": blocks, "head": {"logits": np.ones((4, 6))}}
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), whole)
 
-    def numbers(tree, block=slice(None)):
-        whole = {"embed": {"tokens": np.ones((6, 4))}, "head": {"logits": np.ones((4, 6))}, **tree}
-        return jax.tree.map(
-            lambda leaf: jnp.asarray(leaf, jnp.float32),
-            {**whole, "blocks": jax.tree.map(lambda leaf: leaf[block], tree["blocks"])},
-        )
-
-    params, rounds = draw(*shape), [draw(*shape) for _ in range(3)]
-    for number, each in enumerate(rounds):
-        each["blocks"]["kernel"][0] *= 10.0**number  # one block grows louder than it was
+    params, rounds = draw(), [draw(10.0**number) for number in range(3)]  # one block grows louder than it was
 
     def updates(block):
-        own = numbers(params, block)
+        def of_block(tree):
+            return {**tree, "blocks": jax.tree.map(lambda leaf: leaf[block], tree["blocks"])}
+
+        own = of_block(params)
         optimizer = make_optimizer(OptimizerConfig(name=name, learning_rate=1.0), 10, own)
         state, update, found = optimizer.init(own), jax.jit(optimizer.update), []
         for gradients in rounds:
-            change, state = update(numbers(gradients, block), state, own)
+            change, state = update(of_block(gradients), state, own)
             found.append(change["blocks"])
         return found
 
     together = updates(slice(None))
     for block in range(3):
-        alone = updates(slice(block, block + 1))
-        for mine, whole in zip(alone, together, strict=True):
-            jax.tree.map(
-                lambda a, b, block=block: np.testing.assert_allclose(a[0], b[block], rtol=2e-4, atol=rounding),
-                mine,
-                whole,
-            )
+        expected = [jax.tree.map(lambda leaf, block=block: leaf[block : block + 1], each) for each in together]
+        for mine, whole in zip(updates(slice(block, block + 1)), expected, strict=True):
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=rounding), mine, whole)
 
 
 def shapes_of(model):

@@ -31,13 +31,6 @@ def test_divergence_names_the_step_and_stops_before_a_pause(loss):
     assert step.started[-1] <= 6 + RUN_AHEAD
 
 
-def test_non_finite_norm_is_divergence():
-    step = PretendStep(norms={6: float("inf")})
-    with pytest.raises(Diverged, match=r"Step 6: the loss is 106\.0 and the norm of the gradients inf\."):
-        run_steps(step, first_state(), [{}] * 20, log_every=1)
-    assert step.started[-1] <= 6 + RUN_AHEAD
-
-
 def test_skips_up_to_the_maximum_in_a_row():
     step, reported, told = PretendStep(losses={3: np.nan, 4: np.nan, 6: np.inf}), [], []
     options = {"log_every": 1, "on_progress": reported.append, "most_skipped": 2}

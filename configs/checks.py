@@ -1,10 +1,10 @@
 """Checks of keys against each other: sizes, batch, pipeline, layout rules, elastic axes, non-finite values."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
+from ..layouts.paths import pattern_problem
 from ..layouts.sizes import RowSplit
 from ..mesh.axes import divisors
 from ..mesh.errors import did_you_mean
@@ -86,10 +86,8 @@ def layout_problems(rules: Mapping[str, Iterable[str | tuple[str, ...] | None]])
     problems, axes = [], axis_names()
     for pattern, entries in rules.items():
         path = f"layouts.rules.{pattern}"
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            problems.append(Problem(path, f"layouts.rules: {pattern!r} is not a valid regular expression: {error}."))
+        if problem := pattern_problem(pattern):
+            problems.append(Problem(path, f"layouts.rules: {problem}"))
         problems += [
             Problem(
                 path,

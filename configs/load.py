@@ -185,10 +185,11 @@ def _cross_checks(
     num_devices, known_from = _known_devices(config.launch, config.run.simulate, num_processes, simulate)
     if not config.launch.elastic or num_devices is None:
         return found + size_problems(config, num_devices, known_from)
-    try:
-        fit_to_devices(config, num_devices, num_processes or config.launch.num_processes)
-    except ConfigError as error:
-        found = found or [Problem(ELASTIC_KEY, problem) for problem in error.problems]
+    if not found:
+        try:
+            fit_to_devices(config, num_devices, num_processes or config.launch.num_processes)
+        except ConfigError as error:
+            return [Problem(ELASTIC_KEY, problem) for problem in error.problems]
     return found
 
 

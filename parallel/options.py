@@ -43,33 +43,33 @@ RULES = {
 """Type of a pydantic error -> the rule."""
 
 
-def check_options(strategy: str, config: Any, problems: Iterable[str] = ()) -> None:
+def check_options(strategy: str, options: Any, problems: Iterable[str] = ()) -> None:
     """Checks a strategy's options in `__post_init__`, see `type_problems`.
 
     Args:
         strategy: The name of the strategy and its mesh axis.
-        config: Its options dataclass; the annotations of the fields are the types.
+        options: The options dataclass; the annotations of the fields are the types.
         problems: Further problems, used only if all types are right.
 
     Raises:
         UserError: Options have the wrong type, an unknown choice, a number that is not finite, or an invalid size; each
             message begins with `strategy.<strategy>.<option>`.
     """
-    found = type_problems(f"strategy.{strategy}", config)
-    if not found and config.size < 1 and config.size != REST:
-        found.append(f"strategy.{strategy}={config.size} must be at least 1, or {REST} for the remaining devices.")
+    found = type_problems(f"strategy.{strategy}", options)
+    if not found and options.size < 1 and options.size != REST:
+        found.append(f"strategy.{strategy}={options.size} must be at least 1, or {REST} for the remaining devices.")
     found = found or list(problems)
     if found:
         raise UserError("\n".join(found))
 
 
-def type_problems(section: str, config: Any) -> list[str]:
+def type_problems(section: str, options: Any) -> list[str]:
     """Checks the fields of a dataclass with pydantic; converts NumPy's numbers and arrays, and lists to tuples."""
     problems = []
-    for field in fields(config):
+    for field in fields(options):
         try:
-            value = _type_adapter(field.type).validate_python(_plain(getattr(config, field.name)))
-            object.__setattr__(config, field.name, value)
+            value = _type_adapter(field.type).validate_python(_plain(getattr(options, field.name)))
+            object.__setattr__(options, field.name, value)
         except ValidationError as error:
             rules: dict[str, dict[str, None]] = {}  # the types of a union fail one by one
             for each in error.errors():

@@ -63,7 +63,8 @@ def adopt_directory(config: Config, provenance: Provenance | None = None, *, fre
             if before and provenance:
                 check_data(folder, before, provenance)
         elif written and not {*as_plain(Config())} <= {*written}:
-            raise UserError(f"{given} was not written by a run, which would replace it. Rename it, or set another run.dir.")
+            fix = "Rename it, or set run.dir to another directory."
+            raise UserError(f"{given} was not written by a run, which would replace it. {fix}")
     _wait_for_all("the folder of the run was read", config.timeouts.rendezvous)
     return folder
 

@@ -16,7 +16,7 @@ from ...layouts.paths import in_blocks, leaves_with_paths, map_with_path
 from ...mesh.errors import UserError, did_you_mean
 from ...mesh.keys import key_of
 from ..model import BlockModel, Model, Params
-from ..options import Precision, cast_floats
+from ..options import cast_floats
 from ..schedule.stages import Stages
 from ..sharding.stored_order import StoredOrder
 
@@ -24,15 +24,15 @@ MAX_LISTED = 20
 """Problems listed in one message."""
 
 
-def drawn(model: Model | BlockModel, precision: Precision, key_data: Array) -> Params:
+def drawn(model: Model | BlockModel, dtype: str, key_data: Array) -> Params:
     """Returns the parameters drawn by the model's init, in the stored dtype. Traced.
 
     Args:
         model: The model, its blocks in the order in which they are stored.
-        precision: The dtypes.
+        dtype: The stored dtype of floating-point parameters.
         key_data: Raw data of the run's key.
     """
-    return cast_floats(model.init(key_of(key_data)), precision.params)
+    return cast_floats(model.init(key_of(key_data)), dtype)
 
 
 def place(given: Params, stored: Params, order: StoredOrder) -> Params:

@@ -84,7 +84,7 @@ class Step:
         key_data = jax.random.key_data(make_key(seed))
         if params is None:
             # Alone in their program, parameters are the same bits whatever else a strategy makes of them.
-            draw = partial(initial_params.drawn, self.model, self.precision)
+            draw = partial(initial_params.drawn, self.model, self.precision.params)
             params = jax.jit(draw, out_shardings=shardings.params)(key_data)
         else:
             params = initial_params.place(params, abstract.params, stored_order(self.plan))
@@ -92,8 +92,8 @@ class Step:
         state = make(params, key_data)
         if not has_state(self.model):
             return state
-        first = jax.jit(partial(first_model_state, self.model, self.precision), out_shardings=shardings.model_state)
-        return state._replace(model_state=first(key_data))
+        first = partial(first_model_state, self.model, self.precision.params)
+        return state._replace(model_state=jax.jit(first, out_shardings=shardings.model_state)(key_data))
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         """Runs one step; the state given is donated and must not be used again.
@@ -194,7 +194,7 @@ class Step:
     def abstract_state(self, *, abstract: bool = False) -> TrainState:
         """Shapes, dtypes and shardings of the state; `abstract` takes the shardings of a mesh without devices."""
         loss_scale = jax.eval_shape(lambda: first_loss_scale(self.precision))
-        model_state = abstract_model_state(self.model, self.precision)
+        model_state = abstract_model_state(self.model, self.precision.params)
         tables = self.plan, self.optimizer_table, self.extra_table
         return abstract_state(*tables, model_state, loss_scale, abstract=abstract)
 

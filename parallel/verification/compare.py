@@ -194,7 +194,7 @@ def _compare(
         losses=losses,
         collectives=collectives,
         first_difference=None,
-        widened=tuple(widened(init, arrays, narrowings, step.precision)),
+        widened=tuple(widened(init, arrays, narrowings, (step.precision.params, step.precision.compute))),
     )
     explain = explanations(case, initial, drawn, found, norm, reference)
     measured = replace(measured, first_difference=first_difference(measured, reference, explain))

@@ -114,7 +114,7 @@ def test_sbatch_gets_secrets_in_its_environment(tmp_path, monkeypatch):
 
 def test_mpirun_gets_secrets_in_its_environment(tmp_path, monkeypatch):
     job = LaunchJob.load(LaunchRequest(str(write_config(tmp_path)), (SECTION,)), num_processes=1)
-    variables = resolve(mpi._variables(job.launch, "127.0.0.1:1"))
+    variables = resolve(mpi._variables(job.launch.environment, "127.0.0.1:1"))
     assert variables["HF_TOKEN"] == VALUE
     words = mpi._mpirun(job, mpi.MpiTarget(2), os.environ | variables, False)
     assert words[words.index("HF_TOKEN") - 1] == "-x"

@@ -23,7 +23,8 @@ from spmdkit.runtime.build_run import build
 from spmdkit.runtime.provenance import describe_run
 from support.faults import latest_checkpoint
 
-CACHE = Path(__file__).resolve().parents[2] / ".cache" / "jax"
+TESTS = Path(__file__).resolve().parents[1]
+CACHE = TESTS.parent / ".cache" / "jax"
 QUICK = {
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     "JAX_COMPILATION_CACHE_DIR": str(CACHE),
@@ -152,6 +153,17 @@ def spmdkit(*arguments: str | Path, timeout: float = 240, **variables: str) -> s
     )
 
 
+def at_moment(*words: str | Path) -> list[str]:
+    """The command line of at_moment.py; needs PYTHONPATH=TESTS."""
+    return [sys.executable, "-m", "support.at_moment", *map(str, words)]
+
+
+def run_at_moment(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs at_moment.py in a new process."""
+    env = environment(PYTHONPATH=str(TESTS))
+    return subprocess.run(at_moment(*words), env=env, capture_output=True, text=True, timeout=240)
+
+
 def trained(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs spmdkit in a new process, which has to end well."""
     ended = spmdkit(*arguments, **variables)
@@ -172,17 +184,8 @@ def losses(folder: Path) -> dict[int, float]:
 
 
 def state_arrays(config: Path, step: int, folder: Path | None = None) -> dict[str, np.ndarray]:
-    """A checkpoint of a run as whole arrays by path.
-
-    Args:
-        config: The file of a run on 8 devices; says what its state looks like.
-        step: Which checkpoint.
-        folder: The folder of checkpoints; that of the run by default.
-    """
-    loaded = load_config(config)
-    folder = folder or Path(loaded.run.dir) / "checkpoints"
-    with Checkpoints(folder, keep=1, abstract_state=build(loaded).step.abstract_state()) as checkpoints:
-        return {path: np.asarray(leaf) for path, leaf in leaves_with_paths(checkpoints.restore(step))}
+    """The whole arrays of a checkpoint of a run by path; `folder` contains checkpoints other than those of run.dir."""
+    return arrays_of(folder.parent if folder else load_config(config).run.dir, step)
 
 
 def assert_same_arrays(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
@@ -265,7 +268,7 @@ def same_run(folder: Path | str, expected: Path | str) -> list[str]:
     return problems[:10]
 
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = TESTS.parent / "examples"
 
 
 def example(name: str) -> ModuleType:
@@ -278,17 +281,14 @@ def example(name: str) -> ModuleType:
     return module
 
 
-HERE = Path(__file__).parent
-
-
 def write_misbehaving_config(folder: Path, **sections: Any) -> Path:
     """Writes the config of a tiny run whose batches come from misbehaving.py; returns the file."""
     folder.mkdir(exist_ok=True)
-    shutil.copy(HERE / "misbehaving.py", folder)
+    shutil.copy(TESTS / "support" / "misbehaving.py", folder)
     data = {"source": "misbehaving:rows", "prefetch": 1}
     return write_config(folder, **{"data": data, "eval": {"every": 0, "batches": 2}, **sections})
 
 
 def launch_misbehaving(config: Path, on: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Launches it; the workers misbehave as the variables say."""
-    return spmdkit("launch", config, "--on", on, *arguments, timeout=600, PYTHONPATH=str(HERE.parent), **variables)
+    return spmdkit("launch", config, "--on", on, *arguments, timeout=600, PYTHONPATH=str(TESTS), **variables)

@@ -31,14 +31,7 @@ START_LINE = re.compile(r"^--- .* process (\d+): ", re.MULTILINE)
 
 
 class Ended(NamedTuple):
-    """The end of a run.
-
-    Attributes:
-        code: The launcher's exit code.
-        exits: Exit code of each rank in the last attempt; a negative code is the signal that killed it.
-        stdout: Output of the processes, each line with its rank.
-        stderr: The same, with the launcher's lines.
-    """
+    """The end of a run."""
 
     code: int
     exits: dict[int, int]

@@ -71,14 +71,7 @@ sys.addaudithook(_heard)
 
 
 def interleave(folder: Path, runs: list[Callable[[], None]], chance: random.Random, kills: int) -> None:
-    """Runs all to their ends, one step of one of them at a time.
-
-    Args:
-        folder: Steps are those of its files.
-        runs: The processes; each has to let `Killed` pass.
-        chance: Chooses who is next.
-        kills: How many are killed, at steps chosen by chance.
-    """
+    """Runs all to their ends, one step of one of them at a time."""
     turns = [Turn(folder, run) for run in runs]
     while under_way := [turn for turn in turns if not turn.is_done]:
         kill = kills > 0 and chance.random() < 0.1

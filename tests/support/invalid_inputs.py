@@ -16,16 +16,7 @@ Content = bytes | str | None
 
 
 class Invalid(NamedTuple):
-    """One invalid input.
-
-    Attributes:
-        messages: Parts of the error message.
-        words: The command line; CONFIG is replaced by the path of the config.
-        config: The text of the config; None = a small run that works.
-        files: Other files of the working directory.
-        variables: Environment variables.
-        damage: Changes the directory of a run with checkpoints of steps 4 and 8; None = there is no run yet.
-    """
+    """One invalid input, by default to a small run that works; `damage` changes a run with checkpoints 4 and 8."""
 
     messages: tuple[str, ...]
     words: tuple[str, ...] = LAUNCH

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -75,11 +74,7 @@ def write_language_config(folder: Path, **sections: Any) -> Path:
 
 
 def rows_of_files(pause: float = 0.0) -> str:
-    """The text of a module whose `make(config)` gives the rows of inputs.npy and targets.npy beside it.
-
-    Args:
-        pause: Seconds that each row takes.
-    """
+    """The text of a module whose `make(config)` gives the rows of inputs.npy and targets.npy beside it."""
     return f"""
 import time
 import numpy as np
@@ -104,13 +99,7 @@ def make(config):
 
 
 def source_module(before: str, take: str, opening: str = "") -> str:
-    """The text of a module whose `rows(config)` are the synthetic digits, from a source that does something of its own.
-
-    Args:
-        before: Lines at the top: imports and functions.
-        take: Lines that run before rows are taken; `self.taken` counts these calls, from 1.
-        opening: Lines that run when data is opened.
-    """
+    """The text of a module whose `rows(config)` are the synthetic digits; `take` runs before rows are taken."""
     take, opening = indent(dedent(take), " " * 8), indent(dedent(opening), " " * 4)
     return f"""{dedent(before)}
 from spmdkit.data import open_splits
@@ -279,16 +268,3 @@ def example(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def write_misbehaving_config(folder: Path, **sections: Any) -> Path:
-    """Writes the config of a tiny run whose batches come from misbehaving.py; returns the file."""
-    folder.mkdir(exist_ok=True)
-    shutil.copy(TESTS / "support" / "misbehaving.py", folder)
-    data = {"source": "misbehaving:rows", "prefetch": 1}
-    return write_config(folder, **{"data": data, "eval": {"every": 0, "batches": 2}, **sections})
-
-
-def launch_misbehaving(config: Path, on: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Launches it; the workers misbehave as the variables say."""
-    return spmdkit("launch", config, "--on", on, *arguments, timeout=600, PYTHONPATH=str(TESTS), **variables)

@@ -22,14 +22,8 @@ SYNONYMS = {
     "optimizer.name": "optim optimiser optimizer_name optimizer_type",
     "optimizer.schedule": "scheduler lr_scheduler lr_schedule warmup warmup_steps warmup_ratio",
     "train.global_batch": "batch_size batch bs batchsize global_batch_size train_batch_size",
-    "train.accumulate": (
-        "gradient_accumulation_steps grad_accumulation accumulation accumulation_steps accumulate_steps "
-        "grad_accum micro_batches accumulate_grad_batches"
-    ),
-    "train.steps": (
-        "epochs num_epochs max_epochs n_epochs num_steps max_steps iterations iters max_iters total_steps "
-        "num_train_steps train_steps"
-    ),
+    "train.accumulate": "gradient_accumulation_steps grad_accumulation accumulation_steps accumulate_grad_batches",
+    "train.steps": "epochs num_epochs max_epochs n_epochs num_steps max_steps iterations iters max_iters",
     "train.clip_norm": "grad_clip gradient_clipping clip clip_grad max_grad_norm clip_grad_norm",
     "train.remat": "checkpointing gradient_checkpointing activation_checkpointing recompute grad_checkpoint",
     "precision.compute": "dtype mixed_precision bf16 fp16 amp compute_dtype half",
@@ -79,10 +73,8 @@ REMARKS = {
     ),
 }
 """Synonyms -> the difference, if our value has another meaning."""
-_KEYS: dict[str, list[str]] = {name: [f"strategy.{axis}"] for name, axis in AXIS_SYNONYMS.items()}
-for _key, _names in SYNONYMS.items():
-    for _name in _names.split():
-        _KEYS.setdefault(_name, []).insert(0, _key)
+_PAIRS = [(name, key) for key, names in SYNONYMS.items() for name in names.split()]
+_PAIRS += [(name, f"strategy.{axis}") for name, axis in AXIS_SYNONYMS.items()]
 
 
 def find_synonym(path: str) -> str | None:
@@ -97,7 +89,7 @@ def find_synonym(path: str) -> str | None:
     axis = section.removeprefix("strategy.")
     if axis in axis_names() and section != axis and (name in (axis, *SIZES) or AXIS_SYNONYMS.get(name) == axis):
         return f"{section}.size"
-    keys = _KEYS.get(name, [])
+    keys = [key for synonym, key in _PAIRS if synonym == name]
     own = [key for key in keys if key.startswith(f"{section}.")]
     others = [key for key in keys if section != "strategy" and not (section and key.startswith("strategy."))]
     return next(iter([*own, *others]), None)
@@ -183,5 +175,5 @@ def suggest_keys(name: str) -> list[str]:
     if synonym:
         return [synonym]
     last_parts = {key.rpartition(".")[2] for key in keys}
-    near = nearest(name, [*keys, *sorted(last_parts), *sorted(_KEYS)], cutoff=0.75)
+    near = nearest(name, [*keys, *sorted(last_parts), *sorted({synonym for synonym, _ in _PAIRS})], cutoff=0.75)
     return suggest_keys(near[0]) if near else []

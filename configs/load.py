@@ -22,7 +22,7 @@ from .named_code import code_problems
 from .overrides import apply_overrides, expand_sizes
 from .schema import Config, ModelCheck
 from .validation import show_value, to_dataclass
-from .yaml_reader import Document, read_text, read_yaml
+from .yaml_reader import read_file
 
 ON_COMMAND_LINE = "on the command line"
 CALLBACKS_EXAMPLE = "[csv, {name: early_stopping, patience: 3}]"
@@ -56,8 +56,7 @@ def load_config(
     """
     source, overrides = resolve_run_directory(source, overrides)
     path = find_config(source)
-    text, problems = read_text(path)
-    document = Document(None, {}, problems) if problems else read_yaml(text)
+    document = read_file(path)
     tree = document.value if isinstance(document.value, dict) else {}
     problems, given_by = apply_overrides(tree, overrides)
     expand_sizes(tree)

@@ -130,16 +130,10 @@ def test_other_directories_are_not_runs(tmp_path):
     assert is_run_directory(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["logs", "checkpoints/40/params"])
-def test_other_directories_in_a_run_are_not_checkpoints(name, run):
-    (run / name).mkdir(parents=True)
-    assert run_of_checkpoint(run / name) is None
-
-
 @pytest.mark.parametrize("name", ["checkpoints", "checkpoints/40"])
 def test_checkpoint_names_its_run(name, run):
     assert run_of_checkpoint(run / name) == run
-    assert run_of_checkpoint(run.parent) is None
+    assert [run_of_checkpoint(each) for each in (run.parent, run / "logs", run / "checkpoints/40/params")] == [None] * 3
     message = r"contains checkpoints of the run .*here\. To continue that run, give .*here;"
     with pytest.raises(ConfigError, match=message):
         load_config(run / name)

@@ -1,17 +1,8 @@
-"""A run of a config in real processes: starts it, watches it, injects faults, and cleans up.
-
-As a fixture of pytest:
-
-    @pytest.fixture
-    def run(tmp_path):
-        with cluster(tmp_path / "tiny.yaml", processes=2, devices=2) as run:
-            yield run
-"""
+"""A run of a config in real processes: starts it, watches it, injects faults, and cleans up."""
 
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -105,10 +96,6 @@ class Cluster:
     def wait_for_step(self, number: int, seconds: float = 120) -> None:
         """Waits until a step is in metrics.jsonl."""
         self.wait_until(lambda: self.step >= number, seconds)
-
-    def signal(self, rank: int, number: signal.Signals) -> None:
-        """Sends a signal to one rank."""
-        os.kill(self.pids[rank], number)
 
     def wait(self, seconds: float = 240) -> Ended:
         """Waits for the end of the run; kills it and raises TimeoutError if it does not end."""

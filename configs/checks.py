@@ -233,7 +233,7 @@ def elastic_axes() -> tuple[str, ...]:
 def elastic_problems(strategy: Mapping[str, Any], elastic: Sequence[str]) -> list[Problem]:
     """Returns the problems of `launch.elastic` that do not depend on the devices."""
     problems, data = [], strategy.get("data")
-    for axis in elastic:
+    for axis in dict.fromkeys(elastic):
         if axis not in elastic_axes():
             only = f"only {join_words(elastic_axes(), 'and')} can, because other axes split the model"
             problems.append(f"{axis!r} cannot be resized; {only}.")
@@ -249,6 +249,4 @@ def elastic_problems(strategy: Mapping[str, Any], elastic: Sequence[str]) -> lis
             f"with strategy.data.compress={data.compress} each device keeps its own rounding errors between steps, "
             "which fit only this number of devices. Remove one of the two."
         )
-    if len(set(elastic)) < len(elastic):
-        problems.append("an axis is given twice. Keep one of them.")
     return [Problem(ELASTIC_KEY, f"{ELASTIC_KEY}={list(elastic)}: {each}") for each in problems]

@@ -78,7 +78,7 @@ def fit_to_devices(config: Config, num_devices: int, num_processes: int = 1) -> 
     Raises:
         ConfigError: No mesh fits.
     """
-    sizes, elastic = axis_sizes(config.strategy), config.launch.elastic
+    sizes, elastic = axis_sizes(config.strategy), tuple(dict.fromkeys(config.launch.elastic))
     if not elastic:
         return Fitted(config, num_devices)
 

@@ -102,20 +102,27 @@ def _to_model(value: Any, problems: list[Problem]) -> dict[str, Any]:
     if not _has_type(value, Mapping | None, "model", "a mapping such as {name: transformer}", problems):
         value = None
     options = {"name": "transformer", **(value or {})}
-    name = options.pop("name")
     given = {"check": options.pop("check")} if "check" in options else {}
-    check = _options(to_dataclass(ModelCheck, given, "model", problems))
+    for_all = _options(to_dataclass(ModelCheck, given, "model", problems))
     lora = options.pop("lora", None)
-    if lora is not None:
-        adapters = to_dataclass(LoRAConfig, lora, "model.lora", problems)
-        check |= {} if adapters is None else {"lora": _options(adapters)}
+    if lora is not None and (adapters := to_dataclass(LoRAConfig, lora, "model.lora", problems)):
+        for_all["lora"] = _options(adapters)
+    found = _to_named(options, "model", {name: MODELS[name][0] for name in sorted(MODELS)}, problems)
+    return {"name": "transformer"} if found is None else {"name": found.pop("name"), **for_all, **found}
+
+
+def _to_named(
+    given: Mapping[str, Any], key: str, catalog: Mapping[str, type], problems: list[Problem]
+) -> dict[str, Any] | None:
+    """Returns a name with all options of its class in a catalog, or the user's own as given; None if it is invalid."""
+    name, options = given["name"], {option: value for option, value in given.items() if option != "name"}
     if isinstance(name, str) and ":" in name:
-        return {"name": name, **check, **options}
-    if not isinstance(name, str) or name not in MODELS:
-        problems.append(_unknown_name("model.name", name, sorted(MODELS)))
-        return {"name": "transformer"}
-    built = to_dataclass(MODELS[name][0], options, "model", problems)
-    return {"name": name, **check, **({} if built is None else _options(built))}
+        return dict(given)
+    if not isinstance(name, str) or name not in catalog:
+        problems.append(_unknown_name(f"{key}.name", name, list(catalog)))
+        return None
+    built = to_dataclass(catalog[name], options, key, problems)
+    return None if built is None else {"name": name, **_options(built)}
 
 
 def _to_callbacks(value: Any, problems: list[Problem]) -> tuple[dict[str, Any], ...]:
@@ -132,18 +139,11 @@ def _to_callback(value: Any, key: str, problems: list[Problem]) -> dict[str, Any
         message = f"{key} must be a name or a mapping with a name, as in {CALLBACKS_EXAMPLE}."
         problems.append(Problem(key, message))
         return None
-    options = dict(value)
-    name = options.pop("name")
-    if isinstance(name, str) and ":" in name:
-        return {"name": name, **options}
-    if not isinstance(name, str) or name not in CALLBACKS:
-        problems.append(_unknown_name(f"{key}.name", name, list(CALLBACKS)))
-        return None
     found: list[Problem] = []
-    built = to_dataclass(CALLBACKS[name], options, key, found)
+    callback = _to_named(value, key, CALLBACKS, found)
     # a callback does not know its place in the list
     problems += [Problem(path, text if text.startswith(key) else f"{key}.{text}") for path, text in found]
-    return None if built is None else {"name": name, **_options(built)}
+    return callback
 
 
 def _unknown_name(key: str, name: Any, known: Sequence[str]) -> Problem:

@@ -1,7 +1,6 @@
 """The content of a run directory, and the figures of the run. It is only read, and the run may be in progress."""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -137,19 +136,12 @@ def latest(metrics: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def _read_steps(path: Path) -> list[dict[str, Any]]:
-    records = read_metrics(path) if path.is_file() else []
+    records = [each for each in read_metrics(path) if type(each.get("step")) is int] if path.is_file() else []
     if not records:
         raise UserError(
             f"{path} {'is empty' if path.is_file() else 'is missing'}: metrics to show are missing. Wait until the "
             "run has logged a step (run.log_every), or give another run."
         )
-    steps = [0, *(record.get("step") for record in records)]
-    for number, (before, step) in enumerate(pairwise(steps), 1):
-        if type(step) is not int or step <= before:
-            raise UserError(
-                f"{path}, record {number}: invalid step {step!r} after step {before}; steps must be ascending "
-                "integers. Remove the record."
-            )
     return records
 
 

@@ -94,17 +94,13 @@ def _explain_missing(path: Path) -> str:
         near = did_you_mean(path.name.removesuffix(".yaml"), names, count=3)
         reason = "" if isinstance(error, FileNotFoundError) else f": {getattr(error, 'strerror', error)}"
         return f"no such file or preset{reason}.{near} {presets}"
-    if not path.is_dir():
-        return f"not a regular file. Give the path of a YAML file, or a preset. {presets}"
-    run = run_of_checkpoint(path)
-    if run is not None:
+    if run := run_of_checkpoint(path):
         return (
             f"this directory contains checkpoints of the run {run}. To continue that run, give {run}; to start another "
             f"run from its parameters, give a config with another run.dir and checkpoint.start_from={path}."
         )
-    files = sorted(each.name for each in path.glob("*.yaml"))[:5]
-    hint = f"a file in it ({', '.join(files)})" if files else "a YAML file"
-    return f"this is a directory. Give {hint}, or a preset. {presets}"
+    kind = "this is a directory" if path.is_dir() else "not a regular file"
+    return f"{kind}. Give the path of a YAML file, or a preset. {presets}"
 
 
 def resolve_run_directory(source: str | Path, overrides: Sequence[str] = ()) -> tuple[str | Path, list[str]]:

@@ -75,15 +75,12 @@ def test_file_goes_before_preset(tmp_path, monkeypatch):
         ("/dev/null", r"not a regular file\. Give the path of a YAML file, or a preset\."),
         ("c" * 300, r"no such file or preset: File name too long\."),
         ("", r"1 problem in an empty name:\n  expected a YAML file, a preset or the directory of a run"),
-        ("directory", r"this is a directory\. Give a YAML file, or a preset\."),
-        ("with_yaml", r"this is a directory\. Give a file in it \(config\.yaml\), or a preset\."),
+        ("directory", r"this is a directory\. Give the path of a YAML file, or a preset\."),
         ("binary.yaml", r"the file cannot be read: line 1: the byte 0xff is not valid UTF-8"),
     ],
 )
 def test_rejects_other_sources(source, message, tmp_path, monkeypatch):
     (tmp_path / "directory").mkdir()
-    (tmp_path / "with_yaml").mkdir()
-    (tmp_path / "with_yaml" / "config.yaml").write_text("train: {steps: 3}\n")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\xff")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=message):

@@ -130,20 +130,9 @@ def cluster(
     environment: Mapping[str, str] | None = None,
     journal: Path | None = None,
 ) -> Iterator[Cluster]:
-    """Starts a run in several processes on this machine, as `spmdkit launch --on local:PxD` does.
+    """Starts a run in several processes of this machine, as `spmdkit launch --on local:PxD` does, and kills it at the end.
 
-    Args:
-        config: A YAML file or the name of a preset.
-        processes: The number of processes.
-        devices: The number of CPU devices that each process simulates.
-        faults: The faults to inject, each once over all attempts.
-        overrides: `key=value` arguments.
-        restarts: The value of `--restarts`.
-        environment: All variables of the processes; this process's variables by default.
-        journal: The journal file; pass that of an earlier run to continue it. A temporary file by default.
-
-    Yields:
-        The run. All its processes have ended when the `with` block is left.
+    Faults are injected once over all attempts; pass the journal of an earlier run to continue it.
     """
     run_dir = Path(load_config(str(config), overrides, num_processes=processes, simulate=devices).run.dir).absolute()
     words = ["launch", str(config), *overrides, "--on", f"local:{processes}x{devices}", "--restarts", str(restarts)]

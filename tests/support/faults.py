@@ -1,8 +1,4 @@
-"""Injected faults: their kinds, the moments at which they happen, and the journal of a run under faults.
-
-A process under test is `python -m support.fault_worker`, which reads the faults from SPMDKIT_FAULT. The library has no
-hook for any of this.
-"""
+"""Injected faults: their kinds, the moments at which they happen, and the journal of a run under faults."""
 
 import ctypes
 import errno

@@ -1,8 +1,6 @@
-"""Runs several processes' use of files in an order chosen by chance, step by step, in threads of one process.
+"""Runs several processes' use of files in an order chosen by a seed, as threads that wait at events of the interpreter.
 
-A step ends before each opening, renaming, linking and removal of a file of the folder: the interpreter tells of these
-(`sys.addaudithook`), whatever code does them. So orders come up that real processes meet once in a million times, and
-each comes up again from its seed. A process may be killed between two steps.
+A step ends before each opening, renaming, linking and removal of a file; a process may be killed between two steps.
 """
 
 import os

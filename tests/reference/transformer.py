@@ -1,4 +1,4 @@
-"""The transformer, written plainly, with the names of dims and the parameters of the runtime's; computes in their dtype."""
+"""The transformer, written plainly, with the dims and parameters of the runtime's, in their dtype."""
 
 import math
 import zlib

@@ -130,7 +130,7 @@ def cluster(
     environment: Mapping[str, str] | None = None,
     journal: Path | None = None,
 ) -> Iterator[Cluster]:
-    """Starts a run in several processes of this machine, as `spmdkit launch --on local:PxD` does, and kills it at the end.
+    """Starts a run in several processes of this machine, as `--on local:PxD` does, and kills it at the end.
 
     Faults are injected once over all attempts; pass the journal of an earlier run to continue it.
     """

@@ -10,7 +10,7 @@ OPERAND = re.compile(r"%([\w.\-]+)")
 
 
 def unordered(compiled_text):
-    """Returns the pairs (loop, what follows) of a compiled program of which the second may start while the first runs."""
+    """Returns the pairs (loop, what follows) of a program of which the second may start while the first runs."""
     assert "is_scheduled=true" in compiled_text
     computations, _ = computations_of(compiled_text)
 

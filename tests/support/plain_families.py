@@ -1,4 +1,4 @@
-"""The families as their papers and config files describe them, in NumPy float64, with nothing of the runtime's models."""
+"""The families as their papers and config files describe them, in NumPy float64, without the runtime's models."""
 
 import json
 import math

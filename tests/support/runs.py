@@ -191,7 +191,7 @@ def listing(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def leave_run(config: Path, *overrides: str, steps: tuple[int, ...] = (4, 8), change: Any = None) -> Path:
-    """Leaves a run directory with a checkpoint of each step; `change` maps (path, leaf) of a parameter to another leaf."""
+    """Leaves a run directory with checkpoints of some steps; `change` maps (path, leaf) of a parameter to a leaf."""
     loaded = load_config(config, overrides)
     built = build(loaded)
     folder = Path(loaded.run.dir)

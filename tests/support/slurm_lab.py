@@ -1,4 +1,4 @@
-"""A Slurm of one's own: controller, munge and nodes on 127.0.0.1 in a mount namespace, in a `with` block. Needs root."""
+"""A Slurm of one's own: controller, munge and nodes on 127.0.0.1 in a mount namespace. Needs root."""
 
 import os
 import shutil

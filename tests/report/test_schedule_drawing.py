@@ -72,6 +72,12 @@ def test_prints_json(capsys):
     }
 
 
+def test_costs_include_waiting_for_the_slowest_action(capsys):
+    figures = json.loads(printed(capsys, "1f1b", *SIZES, "--costs", "1,2,1.5", "--json"))
+    assert (figures["ticks"], figures["ideal_time"]) == (33, (8 + 4 - 1) * 4.5)
+    assert figures["time"] > 1.2 * figures["ideal_time"]
+
+
 def test_reads_csv_file(tmp_path, capsys):
     path = tmp_path / "mine.csv"
     printed(capsys, "zb_h1", *SIZES, "--csv", str(path))

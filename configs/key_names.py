@@ -117,20 +117,23 @@ def unknown_key(parent: str, name: str, valid: Sequence[str], kind: str = "key")
     prefix = f"{parent}." if parent else ""
     path = prefix + name
     first, dot, rest = name.partition(".")
-    deeper = [key for key in config_keys() if key.startswith(prefix) and key.endswith(f".{name}") and key != path]
-    synonym = find_synonym(path)
-    if synonym and parent and synonym.rpartition(".")[2] in valid:
-        synonym = prefix + synonym.rpartition(".")[2]
     if dot and first in valid:
         nested = f"{first}: {{{rest.replace('.', ': {')}: ...{'}' * name.count('.')}"
         hint = f" In a file, dots do not separate keys: write {nested}."
-    elif 0 < len(deeper) <= MAX_SUGGESTIONS:
-        hint = f" Did you mean {' or '.join(deeper)}?{find_remark(name)}"
-    elif synonym:
-        hint = f" Did you mean {synonym}?{find_remark(name)}"
+    elif found := _keys_for(prefix, name):
+        found = [prefix + last if parent and (last := key.rpartition(".")[2]) in valid else key for key in found]
+        hint = f" Did you mean {' or '.join(dict.fromkeys(found))}?{find_remark(name)}"
     else:
         hint = did_you_mean(name, valid, prefix=prefix) or f" Valid {kind}s: {', '.join(valid)}."
     return Problem(path, f"{path} is not a valid {kind}.{hint}")
+
+
+def _keys_for(prefix: str, name: str) -> list[str]:
+    """Returns at most MAX_SUGGESTIONS keys below a prefix that end with a name, or the key of which it is a synonym."""
+    ending = [key for key in config_keys() if key.startswith(prefix) and key.endswith(f".{name}")]
+    ending = sorted((key for key in ending if key != prefix + name), key=lambda key: key.count("."))
+    synonym = find_synonym(prefix + name)
+    return ending[:MAX_SUGGESTIONS] or ([synonym] if synonym else [])
 
 
 def sections() -> tuple[str, ...]:
@@ -168,12 +171,8 @@ def suggest_keys(name: str) -> list[str]:
     keys = config_keys()
     if name in keys:
         return [name]
-    ending = sorted((key for key in keys if key.endswith(f".{name}")), key=lambda key: key.count("."))
-    if ending:
-        return ending[:MAX_SUGGESTIONS]
-    synonym = find_synonym(name)
-    if synonym:
-        return [synonym]
+    if found := _keys_for("", name):
+        return found
     last_parts = {key.rpartition(".")[2] for key in keys}
     near = nearest(name, [*keys, *sorted(last_parts), *sorted({synonym for synonym, _ in _PAIRS})], cutoff=0.75)
     return suggest_keys(near[0]) if near else []

@@ -1,10 +1,10 @@
 """Checks of keys against each other: sizes, batch, pipeline, layout rules, elastic axes, non-finite values."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
+from ..layouts.paths import pattern_problem
 from ..layouts.sizes import RowSplit
 from ..mesh.axes import divisors
 from ..mesh.errors import did_you_mean
@@ -86,10 +86,8 @@ def layout_problems(rules: Mapping[str, Iterable[str | tuple[str, ...] | None]])
     problems, axes = [], axis_names()
     for pattern, entries in rules.items():
         path = f"layouts.rules.{pattern}"
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            problems.append(Problem(path, f"layouts.rules: {pattern!r} is not a valid regular expression: {error}."))
+        if problem := pattern_problem(pattern):
+            problems.append(Problem(path, f"layouts.rules: {problem}"))
         problems += [
             Problem(
                 path,
@@ -235,7 +233,7 @@ def elastic_axes() -> tuple[str, ...]:
 def elastic_problems(strategy: Mapping[str, Any], elastic: Sequence[str]) -> list[Problem]:
     """Returns the problems of `launch.elastic` that do not depend on the devices."""
     problems, data = [], strategy.get("data")
-    for axis in elastic:
+    for axis in dict.fromkeys(elastic):
         if axis not in elastic_axes():
             only = f"only {join_words(elastic_axes(), 'and')} can, because other axes split the model"
             problems.append(f"{axis!r} cannot be resized; {only}.")
@@ -251,6 +249,4 @@ def elastic_problems(strategy: Mapping[str, Any], elastic: Sequence[str]) -> lis
             f"with strategy.data.compress={data.compress} each device keeps its own rounding errors between steps, "
             "which fit only this number of devices. Remove one of the two."
         )
-    if len(set(elastic)) < len(elastic):
-        problems.append("an axis is given twice. Keep one of them.")
     return [Problem(ELASTIC_KEY, f"{ELASTIC_KEY}={list(elastic)}: {each}") for each in problems]

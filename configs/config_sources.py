@@ -9,9 +9,12 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from ..mesh.errors import SITE, did_you_mean
+from ..mesh.errors import SITE, UserError, did_you_mean
 from .config_errors import ConfigError
+from .secret_variables import redact_config
+from .yaml_reader import read_yaml
 
 PRESETS = Path(__file__).parent / "presets"
 CONFIG = "config.yaml"
@@ -91,17 +94,13 @@ def _explain_missing(path: Path) -> str:
         near = did_you_mean(path.name.removesuffix(".yaml"), names, count=3)
         reason = "" if isinstance(error, FileNotFoundError) else f": {getattr(error, 'strerror', error)}"
         return f"no such file or preset{reason}.{near} {presets}"
-    if not path.is_dir():
-        return f"not a regular file. Give the path of a YAML file, or a preset. {presets}"
-    run = run_of_checkpoint(path)
-    if run is not None:
+    if run := run_of_checkpoint(path):
         return (
             f"this directory contains checkpoints of the run {run}. To continue that run, give {run}; to start another "
             f"run from its parameters, give a config with another run.dir and checkpoint.start_from={path}."
         )
-    files = sorted(each.name for each in path.glob("*.yaml"))[:5]
-    hint = f"a file in it ({', '.join(files)})" if files else "a YAML file"
-    return f"this is a directory. Give {hint}, or a preset. {presets}"
+    kind = "this is a directory" if path.is_dir() else "not a regular file"
+    return f"{kind}. Give the path of a YAML file, or a preset. {presets}"
 
 
 def resolve_run_directory(source: str | Path, overrides: Sequence[str] = ()) -> tuple[str | Path, list[str]]:
@@ -119,6 +118,28 @@ def resolve_run_directory(source: str | Path, overrides: Sequence[str] = ()) -> 
     if source == "" or is_preset or not is_run_directory(folder):
         return source, list(overrides)
     return folder / CONFIG, [f"run.dir={json.dumps(str(folder))}", *overrides]
+
+
+def read_run_config(path: Path, remedy: str) -> dict[str, Any]:
+    """Returns the plain values of the config.yaml of a run, without the values of secrets.
+
+    Args:
+        path: The file.
+        remedy: The alternative to restoring a corrupt file, for the message.
+
+    Raises:
+        UserError: The file is not YAML, or not a mapping.
+        OSError: It cannot be read.
+    """
+    try:
+        document = read_yaml(path.read_text(encoding="utf-8"))
+        wrong = "; ".join(problem.message for problem in document.problems)
+    except UnicodeDecodeError as error:
+        document, wrong = None, f"it is not valid UTF-8 ({error.reason})"
+    if document and not wrong and isinstance(document.value, dict):
+        return redact_config(document.value)
+    wrong = wrong or "it is not a mapping of sections"
+    raise UserError(f"{path} is not a valid config of a run: {wrong}. Restore it, {remedy}")
 
 
 def is_run_directory(folder: Path) -> bool:

@@ -21,7 +21,7 @@ from .secret_variables import redact_config
 from .validation import BYTE_KEYS, BYTES, make_adapter
 from .yaml_reader import SCALARS
 
-TYPES = {"boolean": "true or false", "array": "a list", "object": "a mapping (key: value)", "integer": "an integer"}
+TYPES = {"boolean": "true or false", "object": "a mapping (key: value)", "integer": "an integer"}
 ITEMS = {"string": "strings", "integer": "integers", "number": "numbers", "object": "mappings"}
 OWN_CODE = {"type": "string", "pattern": "^[^:]+:[^:]+$", "description": "Your own code as module:function."}
 
@@ -147,12 +147,11 @@ def describe_type(schema: Mapping[str, Any]) -> str:
     kind = schema.get("type")
     if kind is None:
         return "any value"
-    if kind == "array" and "prefixItems" in schema:
-        return f"a list of {len(schema['prefixItems'])} values"
-    if kind == "array" and "$ref" in schema.get("items", {}):
-        return "a list of mappings"
-    if kind == "array" and schema.get("items", {}).get("type") in ITEMS:
-        return f"a list of {ITEMS[schema['items']['type']]}"
+    if kind == "array":
+        items = schema.get("items", {})
+        words = ITEMS.get("object" if "$ref" in items else items.get("type"))
+        words = f"{len(schema['prefixItems'])} values" if "prefixItems" in schema else words
+        return f"a list of {words}" if words else "a list"
     bounds = [
         f", {word} {show_number(schema[name])}"
         for name, word in (("minimum", "at least"), ("maximum", "at most"), ("exclusiveMaximum", "less than"))

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ..mesh.axes import divisors
 from ..mesh.errors import counted
 from ..parallel.sharding.strategies import axes_that_split
-from .checks import ELASTIC_KEY, REST, axis_sizes, elastic_problems, size_problems
+from .checks import ELASTIC_KEY, REST, axis_sizes, size_problems
 from .config_errors import ConfigError
 from .schema import Config, TrainConfig
 
@@ -62,9 +62,8 @@ def refit(
         if used % fixed:
             continue
         found = [{**sizes, **each} for each in _assignments(order, used // fixed)]
-        found = sorted((each for each in found if fits(each)), key=lambda each: _distance(each, sizes, order))
-        if found:
-            return found[0]
+        if found := [each for each in found if fits(each)]:
+            return min(found, key=lambda each: _distance(each, sizes, order))
     return None
 
 
@@ -72,19 +71,16 @@ def fit_to_devices(config: Config, num_devices: int, num_processes: int = 1) -> 
     """Resizes the mesh of a config with `launch.elastic`; returns any other config as it is.
 
     Args:
-        config: A config with values of the right types.
+        config: A config without problems of `elastic_problems`.
         num_devices: The devices of all processes.
         num_processes: The processes of the run.
 
     Raises:
-        ConfigError: `launch.elastic` is invalid, or no mesh fits.
+        ConfigError: No mesh fits.
     """
-    sizes, elastic = axis_sizes(config.strategy), config.launch.elastic
+    sizes, elastic = axis_sizes(config.strategy), tuple(dict.fromkeys(config.launch.elastic))
     if not elastic:
         return Fitted(config, num_devices)
-    problems = elastic_problems(config.strategy, elastic)
-    if problems:
-        raise ConfigError([problem.message for problem in problems], ELASTIC_KEY)
 
     def resized(found: Mapping[str, int]) -> Config:
         strategy = {axis: replace(options, size=found[axis]) for axis, options in config.strategy.items()}

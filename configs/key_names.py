@@ -22,14 +22,8 @@ SYNONYMS = {
     "optimizer.name": "optim optimiser optimizer_name optimizer_type",
     "optimizer.schedule": "scheduler lr_scheduler lr_schedule warmup warmup_steps warmup_ratio",
     "train.global_batch": "batch_size batch bs batchsize global_batch_size train_batch_size",
-    "train.accumulate": (
-        "gradient_accumulation_steps grad_accumulation accumulation accumulation_steps accumulate_steps "
-        "grad_accum micro_batches accumulate_grad_batches"
-    ),
-    "train.steps": (
-        "epochs num_epochs max_epochs n_epochs num_steps max_steps iterations iters max_iters total_steps "
-        "num_train_steps train_steps"
-    ),
+    "train.accumulate": "gradient_accumulation_steps grad_accum micro_batches accumulate_grad_batches",
+    "train.steps": "epochs num_epochs max_epochs n_epochs num_train_steps max_steps iterations iters max_iters",
     "train.clip_norm": "grad_clip gradient_clipping clip clip_grad max_grad_norm clip_grad_norm",
     "train.remat": "checkpointing gradient_checkpointing activation_checkpointing recompute grad_checkpoint",
     "precision.compute": "dtype mixed_precision bf16 fp16 amp compute_dtype half",
@@ -79,10 +73,8 @@ REMARKS = {
     ),
 }
 """Synonyms -> the difference, if our value has another meaning."""
-_KEYS: dict[str, list[str]] = {name: [f"strategy.{axis}"] for name, axis in AXIS_SYNONYMS.items()}
-for _key, _names in SYNONYMS.items():
-    for _name in _names.split():
-        _KEYS.setdefault(_name, []).insert(0, _key)
+_PAIRS = [(name, key) for key, names in SYNONYMS.items() for name in names.split()]
+_PAIRS += [(name, f"strategy.{axis}") for name, axis in AXIS_SYNONYMS.items()]
 
 
 def find_synonym(path: str) -> str | None:
@@ -97,7 +89,7 @@ def find_synonym(path: str) -> str | None:
     axis = section.removeprefix("strategy.")
     if axis in axis_names() and section != axis and (name in (axis, *SIZES) or AXIS_SYNONYMS.get(name) == axis):
         return f"{section}.size"
-    keys = _KEYS.get(name, [])
+    keys = [key for synonym, key in _PAIRS if synonym == name]
     own = [key for key in keys if key.startswith(f"{section}.")]
     others = [key for key in keys if section != "strategy" and not (section and key.startswith("strategy."))]
     return next(iter([*own, *others]), None)
@@ -125,20 +117,23 @@ def unknown_key(parent: str, name: str, valid: Sequence[str], kind: str = "key")
     prefix = f"{parent}." if parent else ""
     path = prefix + name
     first, dot, rest = name.partition(".")
-    deeper = [key for key in config_keys() if key.startswith(prefix) and key.endswith(f".{name}") and key != path]
-    synonym = find_synonym(path)
-    if synonym and parent and synonym.rpartition(".")[2] in valid:
-        synonym = prefix + synonym.rpartition(".")[2]
     if dot and first in valid:
         nested = f"{first}: {{{rest.replace('.', ': {')}: ...{'}' * name.count('.')}"
         hint = f" In a file, dots do not separate keys: write {nested}."
-    elif 0 < len(deeper) <= MAX_SUGGESTIONS:
-        hint = f" Did you mean {' or '.join(deeper)}?{find_remark(name)}"
-    elif synonym:
-        hint = f" Did you mean {synonym}?{find_remark(name)}"
+    elif found := _keys_for(prefix, name):
+        found = [prefix + last if parent and (last := key.rpartition(".")[2]) in valid else key for key in found]
+        hint = f" Did you mean {' or '.join(dict.fromkeys(found))}?{find_remark(name)}"
     else:
         hint = did_you_mean(name, valid, prefix=prefix) or f" Valid {kind}s: {', '.join(valid)}."
     return Problem(path, f"{path} is not a valid {kind}.{hint}")
+
+
+def _keys_for(prefix: str, name: str) -> list[str]:
+    """Returns at most MAX_SUGGESTIONS keys below a prefix that end with a name, or the key of which it is a synonym."""
+    ending = [key for key in config_keys() if key.startswith(prefix) and key.endswith(f".{name}")]
+    ending = sorted((key for key in ending if key != prefix + name), key=lambda key: key.count("."))
+    synonym = find_synonym(prefix + name)
+    return ending[:MAX_SUGGESTIONS] or ([synonym] if synonym else [])
 
 
 def sections() -> tuple[str, ...]:
@@ -176,12 +171,8 @@ def suggest_keys(name: str) -> list[str]:
     keys = config_keys()
     if name in keys:
         return [name]
-    ending = sorted((key for key in keys if key.endswith(f".{name}")), key=lambda key: key.count("."))
-    if ending:
-        return ending[:MAX_SUGGESTIONS]
-    synonym = find_synonym(name)
-    if synonym:
-        return [synonym]
+    if found := _keys_for("", name):
+        return found
     last_parts = {key.rpartition(".")[2] for key in keys}
-    near = nearest(name, [*keys, *sorted(last_parts), *sorted(_KEYS)], cutoff=0.75)
+    near = nearest(name, [*keys, *sorted(last_parts), *sorted({synonym for synonym, _ in _PAIRS})], cutoff=0.75)
     return suggest_keys(near[0]) if near else []

@@ -6,26 +6,28 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from ..mesh.errors import counted, did_you_mean
+from ..mesh.errors import counted, did_you_mean, is_printable
 from ..models.catalog import MODELS
 from ..models.lora import LoRAConfig
 from ..parallel.sharding.strategies import option_types
 from ..training.callbacks.callback_catalog import CALLBACKS
 from .checks import ELASTIC_KEY, elastic_problems, layout_problems, section_problems, size_problems
-from .config_errors import ConfigError, Problem, config_error
-from .config_paths import anchor_overrides, find_root
+from .config_errors import ConfigError, Problem, config_error, split_key
+from .config_paths import anchor_overrides, code_problems, find_root
 from .config_sources import PRESETS, find_config, resolve_run_directory
 from .elastic import fit_to_devices
 from .key_names import sections, unknown_key
 from .launch_config import LaunchConfig
-from .named_code import code_problems
-from .overrides import apply_overrides, expand_sizes
 from .schema import Config, ModelCheck
+from .secret_variables import redact_override
 from .validation import show_value, to_dataclass
-from .yaml_reader import Document, read_text, read_yaml
+from .yaml_reader import read_file, read_yaml
 
 ON_COMMAND_LINE = "on the command line"
 CALLBACKS_EXAMPLE = "[csv, {name: early_stopping, patience: 3}]"
+EMPTY = "an empty argument"
+MAX_SHOWN = 200
+"""Characters of an argument in a message."""
 
 
 def load_config(
@@ -56,8 +58,7 @@ def load_config(
     """
     source, overrides = resolve_run_directory(source, overrides)
     path = find_config(source)
-    text, problems = read_text(path)
-    document = Document(None, {}, problems) if problems else read_yaml(text)
+    document = read_file(path)
     tree = document.value if isinstance(document.value, dict) else {}
     problems, given_by = apply_overrides(tree, overrides)
     expand_sizes(tree)
@@ -76,6 +77,76 @@ def load_config(
         name = f"preset {path.stem}" if path.parent == PRESETS else str(path)
         raise config_error(problems, name, document.lines, given_by, place)
     return config
+
+
+def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> tuple[list[Problem], dict[str, str]]:
+    """Sets the value of each override in the tree of plain values, in place.
+
+    A key goes before the mapping that contains it, in any order: `strategy={fsdp: 4}` sets the section, and
+    `strategy.fsdp.floor_bytes=1` one option in it. Of two overrides for one key, the last wins. `strategy.fsdp=2` sets
+    the size of a strategy and keeps its other options.
+
+    Args:
+        tree: The values of the file.
+        overrides: `key=value` arguments; the value is YAML.
+
+    Returns:
+        The problems of the overrides themselves, and key -> the argument that sets it.
+    """
+    problems: list[Problem] = []
+    given_by: dict[str, str] = {}
+    valid: list[tuple[list[str], Any]] = []
+    for text in overrides:
+        key, equals, value_text = text.partition("=")
+        if not equals or not all(split_key(key)) or not is_printable(key):
+            given_by[text or EMPTY] = _shorten(text)
+            problems.append(Problem(text or EMPTY, "it must be key=value, such as train.steps=20."))
+            continue
+        document = read_yaml(value_text)
+        parts = split_key(key)
+        if len(parts) == 2 and parts[0] == "strategy" and not isinstance(document.value, dict):
+            parts.append("size")
+        given_by[".".join(parts)] = _shorten(text)
+        problems += [Problem(".".join(parts), problem.message) for problem in document.problems]
+        if not document.problems:
+            valid.append((parts, document.value))
+    for parts, value in sorted(valid, key=lambda override: len(override[0])):
+        expand_sizes(tree)
+        problems += _set_value(tree, parts, value)
+    return problems, given_by
+
+
+def expand_sizes(tree: dict[str, Any]) -> None:
+    """Writes `strategy: {fsdp: 4}` as `strategy: {fsdp: {size: 4}}`, and `strategy: fsdp` with size -1, in place."""
+    strategy = tree.get("strategy")
+    if isinstance(strategy, str) and strategy.isidentifier():
+        tree["strategy"] = {strategy: {"size": -1}}
+    if isinstance(strategy, dict):
+        for name, value in strategy.items():
+            if not isinstance(value, dict):
+                strategy[name] = {"size": value}
+
+
+def _shorten(text: str) -> str:
+    """Returns an override on one line, without secrets."""
+    if not text.strip():
+        return f"{text!r}, {EMPTY}"
+    text = redact_override(text)
+    short = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+    return short if is_printable(short) else repr(short)
+
+
+def _set_value(tree: dict[str, Any], parts: list[str], value: Any) -> list[Problem]:
+    """Sets one value and adds missing mappings above it."""
+    for depth, part in enumerate(parts[:-1], 1):
+        if tree.get(part) is None:
+            tree[part] = {}
+        if not isinstance(tree[part], dict):
+            above = ".".join(parts[:depth])
+            return [Problem(".".join(parts), f"{above} is {tree[part]!r}, which cannot have keys below it.")]
+        tree = tree[part]
+    tree[parts[-1]] = value
+    return []
 
 
 def to_config(tree: Mapping[str, Any], problems: list[Problem]) -> Config:
@@ -103,20 +174,27 @@ def _to_model(value: Any, problems: list[Problem]) -> dict[str, Any]:
     if not _has_type(value, Mapping | None, "model", "a mapping such as {name: transformer}", problems):
         value = None
     options = {"name": "transformer", **(value or {})}
-    name = options.pop("name")
     given = {"check": options.pop("check")} if "check" in options else {}
-    check = _options(to_dataclass(ModelCheck, given, "model", problems))
+    for_all = _options(to_dataclass(ModelCheck, given, "model", problems))
     lora = options.pop("lora", None)
-    if lora is not None:
-        adapters = to_dataclass(LoRAConfig, lora, "model.lora", problems)
-        check |= {} if adapters is None else {"lora": _options(adapters)}
+    if lora is not None and (adapters := to_dataclass(LoRAConfig, lora, "model.lora", problems)):
+        for_all["lora"] = _options(adapters)
+    found = _to_named(options, "model", {name: MODELS[name][0] for name in sorted(MODELS)}, problems)
+    return {"name": "transformer"} if found is None else {"name": found.pop("name"), **for_all, **found}
+
+
+def _to_named(
+    given: Mapping[str, Any], key: str, catalog: Mapping[str, type], problems: list[Problem]
+) -> dict[str, Any] | None:
+    """Returns a name with all options of its class in a catalog, or the user's own as given; None if it is invalid."""
+    name, options = given["name"], {option: value for option, value in given.items() if option != "name"}
     if isinstance(name, str) and ":" in name:
-        return {"name": name, **check, **options}
-    if not isinstance(name, str) or name not in MODELS:
-        problems.append(_unknown_name("model.name", name, sorted(MODELS)))
-        return {"name": "transformer"}
-    built = to_dataclass(MODELS[name][0], options, "model", problems)
-    return {"name": name, **check, **({} if built is None else _options(built))}
+        return dict(given)
+    if not isinstance(name, str) or name not in catalog:
+        problems.append(_unknown_name(f"{key}.name", name, list(catalog)))
+        return None
+    built = to_dataclass(catalog[name], options, key, problems)
+    return None if built is None else {"name": name, **_options(built)}
 
 
 def _to_callbacks(value: Any, problems: list[Problem]) -> tuple[dict[str, Any], ...]:
@@ -133,18 +211,11 @@ def _to_callback(value: Any, key: str, problems: list[Problem]) -> dict[str, Any
         message = f"{key} must be a name or a mapping with a name, as in {CALLBACKS_EXAMPLE}."
         problems.append(Problem(key, message))
         return None
-    options = dict(value)
-    name = options.pop("name")
-    if isinstance(name, str) and ":" in name:
-        return {"name": name, **options}
-    if not isinstance(name, str) or name not in CALLBACKS:
-        problems.append(_unknown_name(f"{key}.name", name, list(CALLBACKS)))
-        return None
     found: list[Problem] = []
-    built = to_dataclass(CALLBACKS[name], options, key, found)
+    callback = _to_named(value, key, CALLBACKS, found)
     # a callback does not know its place in the list
     problems += [Problem(path, text if text.startswith(key) else f"{key}.{text}") for path, text in found]
-    return None if built is None else {"name": name, **_options(built)}
+    return callback
 
 
 def _unknown_name(key: str, name: Any, known: Sequence[str]) -> Problem:
@@ -185,10 +256,11 @@ def _cross_checks(
     num_devices, known_from = _known_devices(config.launch, config.run.simulate, num_processes, simulate)
     if not config.launch.elastic or num_devices is None:
         return found + size_problems(config, num_devices, known_from)
-    try:
-        fit_to_devices(config, num_devices, num_processes or config.launch.num_processes)
-    except ConfigError as error:
-        found = found or [Problem(ELASTIC_KEY, problem) for problem in error.problems]
+    if not found:
+        try:
+            fit_to_devices(config, num_devices, num_processes or config.launch.num_processes)
+        except ConfigError as error:
+            return [Problem(ELASTIC_KEY, problem) for problem in error.problems]
     return found
 
 

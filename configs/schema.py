@@ -121,6 +121,11 @@ class TrainConfig:
         """Consecutive updates that may be discarded; 0 unless `not_finite` is skip."""
         return self.most_not_finite if self.not_finite == "skip" else 0
 
+    @property
+    def max_rollbacks(self) -> int:
+        """Rollbacks of the whole run; 0 unless `not_finite` is roll_back."""
+        return self.most_not_finite if self.not_finite == "roll_back" else 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:

@@ -63,21 +63,21 @@ def _integer(loader: Loader, node: yaml.Node) -> int:
 Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
-def read_text(path: Path) -> tuple[str, list[Problem]]:
-    """Returns the text of a config file, or "" and the reason that it cannot be read."""
+def read_file(path: Path) -> Document:
+    """Reads a YAML file; a file that cannot be read or is empty is a problem too."""
     try:
-        raw = path.read_bytes()
+        text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        return "", [Problem("", f"the file cannot be read: {error.strerror or error}. Check its permissions.")]
-    try:
-        text = raw.decode("utf-8-sig")
+        problem = f"the file cannot be read: {error.strerror or error}. Check its permissions."
     except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        byte = f"line {line}: the byte 0x{raw[error.start]:02x} is not valid UTF-8"
-        return "", [Problem("", f"the file cannot be read: {byte}. Save the file as text in UTF-8.")]
-    if not text.strip():
-        return "", [Problem("", "the file is empty. Add at least one section, such as train: {steps: 100}.")]
-    return text, []
+        line = error.object.count(b"\n", 0, error.start) + 1
+        byte = f"line {line}: the byte 0x{error.object[error.start]:02x} is not valid UTF-8"
+        problem = f"the file cannot be read: {byte}. Save the file as text in UTF-8."
+    else:
+        if text.strip():
+            return read_yaml(text)
+        problem = "the file is empty. Add at least one section, such as train: {steps: 100}."
+    return Document(None, {}, [Problem("", problem)])
 
 
 def read_yaml(text: str) -> Document:

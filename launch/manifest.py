@@ -70,12 +70,12 @@ Object = dict[str, Any]
 """A part of a manifest."""
 
 
-def write_manifest(job: LaunchJob, config: str) -> str:
+def write_manifest(job: LaunchJob, resolved: str) -> str:
     """Returns the objects of a run as YAML, for `kubectl`.
 
     Args:
         job: The run to launch; the cluster makes its restarts.
-        config: The resolved config that the pods read.
+        resolved: The text of the config that the pods read.
 
     Raises:
         UserError: The config cannot be launched on Kubernetes; the message lists all problems.
@@ -84,19 +84,19 @@ def write_manifest(job: LaunchJob, config: str) -> str:
         raise UserError(
             "\n".join(["The config cannot be launched on Kubernetes:", *(f"  {each}" for each in problems)])
         )
-    return yaml.dump_all(build_objects(job, config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump_all(build_objects(job, resolved), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
-def build_objects(job: LaunchJob, config: str) -> list[Object]:
+def build_objects(job: LaunchJob, resolved: str) -> list[Object]:
     """Returns the objects of a run, in order of creation."""
-    digest = int(hashlib.sha256(config.encode()).hexdigest(), 16) % 10**8
+    digest = int(hashlib.sha256(resolved.encode()).hexdigest(), 16) % 10**8
     config_map = f"{job_name(job)}-{digest:08}"  # another config has another name, so a running job keeps its own
     first: Object = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": _metadata(job) | {"name": config_map},
         "immutable": True,
-        "data": {"config.yaml": config},
+        "data": {"config.yaml": resolved},
     }
     if job.launch.kubernetes.form == "jobset":
         return [first, _jobset(job, config_map)]

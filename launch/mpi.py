@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..configs.launch_config import LaunchConfig
 from ..configs.secret_variables import resolve
 from ..mesh.errors import UserError, counted
 from ..mesh.exit_codes import FINISHED
@@ -73,7 +72,7 @@ def parse(given: str) -> MpiTarget:
 def describe(request: LaunchRequest, target: MpiTarget) -> str:
     """Returns the command line of mpirun; PORT stands for a free port, chosen anew for every attempt."""
     job = _load(request, target)
-    variables = _variables(job.launch, find_coordinator(job.launch, target, "PORT"))
+    variables = _variables(job.launch.environment, find_coordinator(job.launch.nodes, target, "PORT"))
     return shell_line(_mpirun(job, target, without_job_variables(os.environ) | variables, request.fresh), variables)
 
 
@@ -94,8 +93,9 @@ def launch(request: LaunchRequest, target: MpiTarget) -> int:
     resolve(job.launch.environment)
 
     def attempt(fresh: bool) -> Attempt:
-        coordinator = find_coordinator(job.launch, target, str(free_port()))
-        environment = without_job_variables(os.environ) | resolve(_variables(job.launch, coordinator)) | RELAYED
+        coordinator = find_coordinator(job.launch.nodes, target, str(free_port()))
+        variables = resolve(_variables(job.launch.environment, coordinator))
+        environment = without_job_variables(os.environ) | variables | RELAYED
         output = TaggedOutput(Path(job.run_dir) / "logs", count, "mpirun")
         text = f"mpirun with {counted(count, 'process', 'processes')}"
         text += f", coordinator {coordinator}" if coordinator else ""
@@ -161,29 +161,29 @@ def _mpirun(job: LaunchJob, target: MpiTarget, environment: Mapping[str, str | N
     return job.run_setup(command)
 
 
-def _variables(sizes: LaunchConfig, coordinator: str) -> dict[str, str | None]:
+def _variables(own: Mapping[str, str | None], coordinator: str) -> dict[str, str | None]:
     """Returns the additional variables of mpirun; it sets rank and count itself."""
     given = {"SPMDKIT_JOB_ADDRESSES": coordinator} if coordinator else {}
-    return {**given, **OUTPUT, BOUND_VARIABLE: "1", **sizes.environment}
+    return {**given, **OUTPUT, BOUND_VARIABLE: "1", **own}
 
 
-def find_coordinator(sizes: LaunchConfig, target: MpiTarget, port: str) -> str:
+def find_coordinator(nodes: int, target: MpiTarget, port: str) -> str:
     """Returns the address of process 0, on the first host; "" if the processes find it themselves.
 
     Raises:
         UserError: Several hosts are needed, but they are not known.
     """
-    if target.num_processes or (sizes.nodes == 1 and not target.hostfile):
+    if target.num_processes or (nodes == 1 and not target.hostfile):
         return f"127.0.0.1:{port}"
     if not target.hostfile and os.environ.get("SLURM_JOB_NODELIST"):
         return ""
     file = target.hostfile or os.environ.get("PBS_NODEFILE", "")
     if not file:
         raise UserError(
-            f"launch.nodes={sizes.nodes}, but the hosts are not known. Write them to a file, one per line, and use "
+            f"launch.nodes={nodes}, but the hosts are not known. Write them to a file, one per line, and use "
             "--on mpi:HOSTFILE."
         )
-    hosts, name = list(dict.fromkeys(read_hostfile(file)))[: sizes.nodes], socket.gethostname()
+    hosts, name = list(dict.fromkeys(read_hostfile(file)))[:nodes], socket.gethostname()
     own = ("localhost", "::1", name, name.partition(".")[0])
     is_here = [host in own or host.startswith("127.") for host in hosts]
     if all(is_here):

@@ -18,7 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ..configs.launch_config import LaunchConfig
 from ..configs.secret_variables import is_secret, redact, resolve
 from ..mesh.errors import UserError, counted
 from ..mesh.exit_codes import FINISHED, TRY_AGAIN
@@ -189,7 +188,7 @@ def launch(request: LaunchRequest, target: SlurmTarget) -> int:
     write_text(path, script, mode=0o600 if secrets else None)
     number = submit(path, secrets)
     print(number, flush=True)
-    announce(describe_job(number, job.launch, directory))
+    announce(describe_job(number, job, directory))
     return wait_for(number, directory) if request.wait else FINISHED
 
 
@@ -225,9 +224,9 @@ def submit(script: Path, secrets: Mapping[str, str] = {}) -> str:
     )
 
 
-def describe_job(number: str, sizes: LaunchConfig, directory: Path) -> str:
+def describe_job(number: str, job: LaunchJob, directory: Path) -> str:
     """Returns the description of a submitted job, with the commands to watch and stop it."""
-    logs = directory / "logs"
+    logs, sizes = directory / "logs", job.launch
     again = "; then the job is requeued" if sizes.slurm.requeue else ""
     processes = counted(sizes.num_processes, "process", "processes")
     return f"""job {number}: {counted(sizes.nodes, "node")} x {sizes.processes_per_node} = {processes}
@@ -309,7 +308,7 @@ def batch_script(job: LaunchJob, partition: str) -> str:
     lines = [
         "#!/bin/bash",
         f"# A run of spmdkit. The directory {shlex.quote(str(logs))} must exist before you submit this.",
-        *(f"#SBATCH {quote_directive(option)}" for option in _job_options(launch, partition, directory)),
+        *(f"#SBATCH {quote_directive(option)}" for option in _job_options(job, partition, directory)),
         "",
         *(
             MISSING.format(name=name) if value is None else f"export {name}={shlex.quote(value)}"
@@ -323,9 +322,9 @@ def batch_script(job: LaunchJob, partition: str) -> str:
     return "\n".join(lines) + body + end
 
 
-def _job_options(launch: LaunchConfig, partition: str, directory: Path) -> list[str]:
+def _job_options(job: LaunchJob, partition: str, directory: Path) -> list[str]:
     """Returns the options of sbatch; those of `launch.slurm.options` are last and take precedence."""
-    slurm = launch.slurm
+    launch, slurm = job.launch, job.launch.slurm
     return [
         f"--job-name={NOT_IN_A_NAME.sub('-', directory.name).strip('-') or 'spmdkit'}",
         f"--nodes={launch.nodes}",

@@ -19,9 +19,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ..parallel.model import Params
-from .transformer_config import TransformerConfig
-
 STD_OF_TRUNCATED = 0.87962566103423978
 """Standard deviation of a standard normal cut off at -2 and 2."""
 
@@ -147,13 +144,6 @@ def recompute(function: Callable[..., Array]) -> Callable[..., Array]:
 
     call.defvjp(forward, backward)
     return call
-
-
-def norm(config: TransformerConfig, x_BLD: Array, params: Params) -> Array:
-    """Applies the norm of the config, with the parameters `norm` (D,) and, for a LayerNorm, `norm_bias` (D,)."""
-    if config.norm == "rms":
-        return rms_norm(x_BLD, params["norm"], config.norm_epsilon)
-    return layer_norm(x_BLD, params["norm"], params["norm_bias"], config.norm_epsilon)
 
 
 def head_norm(x_BLhK: Array, scale_K: Array, epsilon: float) -> Array:

@@ -52,7 +52,7 @@ from ..parallel.sharding.parallel_context import held_positions, own_positions
 from ..parallel.xla.product import weight_first
 from .attention import Slowing, choose_attention, rotate
 from .chunked_loss import chunked_cross_entropy, count_chunks
-from .layers import add_biases, cross_entropy, dropout, head_norm, norm, recompute, truncated_normal
+from .layers import add_biases, cross_entropy, dropout, head_norm, layer_norm, recompute, rms_norm, truncated_normal
 from .transformer_config import TransformerConfig
 from .transformer_split import SplitTransformer
 
@@ -188,7 +188,7 @@ class Transformer(SplitTransformer):
     def block(self, params: Params, x: Hidden, key: Array | None) -> Hidden:
         """Adds attention, then the MLP, to the residual stream."""
         for name, half in (("attention", self._attention), ("mlp", self._mlp)):
-            normed_BlD = norm(self.config, x["hidden"], params[name])
+            normed_BlD = self._norm(x["hidden"], params[name])
             change_BlD, x = half(params[name], normed_BlD, x)
             change_BlD = name_output(change_BlD, f"blocks/{name}/output")
             x = {**x, "hidden": x["hidden"] + self._dropout(change_BlD, x, key, name)}
@@ -261,9 +261,15 @@ class Transformer(SplitTransformer):
         position_l = own_positions(self.parallel, whole)
         return dropout(x_BlD, x["example"], position_l, key, name=name, rate=self.config.dropout)
 
+    def _norm(self, x_BLD: Array, params: Params) -> Array:
+        """Applies the norm, with the parameters `norm` (D,) and, for a LayerNorm, `norm_bias` (D,)."""
+        if self.config.norm == "rms":
+            return rms_norm(x_BLD, params["norm"], self.config.norm_epsilon)
+        return layer_norm(x_BLD, params["norm"], params["norm_bias"], self.config.norm_epsilon)
+
     def _head_factors(self, groups: dict[str, Params], x: Hidden) -> tuple[Array, Array]:
         """Returns the factors of the logits: (B, L, D) and (D, v)."""
-        normed_BlD = norm(self.config, x["hidden"], groups["head"])
+        normed_BlD = self._norm(x["hidden"], groups["head"])
         normed_BLD = tensor.gather_positions(self.parallel.tensor, normed_BlD)
         table_Dv = groups["embed"]["tokens"].T if self.config.tied else groups["head"]["logits"]
         return weight_first(normed_BLD, table_Dv)

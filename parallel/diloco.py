@@ -38,7 +38,7 @@ from jax import Array, ShapeDtypeStruct, lax
 from ..layouts.table import LayoutRow, LayoutTable, make_row
 from ..layouts.tensor_layout import TensorLayout
 from .collectives import Collective, StepCounts, wire_bytes
-from .data import DataParallelConfig, scalar_width
+from .data import scalar_width
 from .model import Params
 from .plan import ShardingPlan, as_stored, splits_nothing, summed_elsewhere, unchanged
 
@@ -87,7 +87,7 @@ def extra_table(table: LayoutTable) -> LayoutTable:
 
 
 def outer_step(
-    params: Params, copies: Params, momentum: Params, step: Array, config: DataParallelConfig, reduce_dtype: str
+    params: Params, copies: Params, momentum: Params, step: Array, plan: ShardingPlan
 ) -> tuple[Params, Params, Params]:
     """Ends a round if one is due: updates the shared parameters, and sets every group's copy to them.
 
@@ -96,13 +96,13 @@ def outer_step(
         copies: Its shards of its group's copy, after the inner update.
         momentum: Its shards of the outer momentum.
         step: The number of completed steps, including this one.
-        config: The options of `data`.
-        reduce_dtype: The dtype of the sums over the groups.
+        plan: The resolved plan of the run.
 
     Returns:
         The next shared parameters, copies and momentum, in their own dtypes and layouts.
     """
-    rate, decay = config.outer_learning_rate, config.outer_momentum
+    options, reduce_dtype = plan.configs[AXIS], plan.options.precision.reduce
+    rate, decay = options.outer_learning_rate, options.outer_momentum
 
     def end_round(params: Params, copies: Params, momentum: Params) -> tuple[Params, Params, Params]:
         away = lax.psum(jax.tree.map(lambda shared, own: (shared - own).astype(reduce_dtype), params, copies), AXIS)
@@ -111,7 +111,7 @@ def outer_step(
         params = jax.tree.map(lambda leaf, a, m: leaf - rate * (a + decay * m), params, away, momentum)
         return params, jax.tree.map(lambda leaf: lax.pcast(leaf, AXIS, to="varying"), params), momentum
 
-    is_due = step % config.local_steps == 0
+    is_due = step % options.local_steps == 0
     return lax.cond(is_due, end_round, lambda *unchanged: unchanged, params, copies, momentum)
 
 

@@ -43,33 +43,33 @@ RULES = {
 """Type of a pydantic error -> the rule."""
 
 
-def check_options(strategy: str, config: Any, problems: Iterable[str] = ()) -> None:
+def check_options(strategy: str, options: Any, problems: Iterable[str] = ()) -> None:
     """Checks a strategy's options in `__post_init__`, see `type_problems`.
 
     Args:
         strategy: The name of the strategy and its mesh axis.
-        config: Its options dataclass; the annotations of the fields are the types.
+        options: The options dataclass; the annotations of the fields are the types.
         problems: Further problems, used only if all types are right.
 
     Raises:
         UserError: Options have the wrong type, an unknown choice, a number that is not finite, or an invalid size; each
             message begins with `strategy.<strategy>.<option>`.
     """
-    found = type_problems(f"strategy.{strategy}", config)
-    if not found and config.size < 1 and config.size != REST:
-        found.append(f"strategy.{strategy}={config.size} must be at least 1, or {REST} for the remaining devices.")
+    found = type_problems(f"strategy.{strategy}", options)
+    if not found and options.size < 1 and options.size != REST:
+        found.append(f"strategy.{strategy}={options.size} must be at least 1, or {REST} for the remaining devices.")
     found = found or list(problems)
     if found:
         raise UserError("\n".join(found))
 
 
-def type_problems(section: str, config: Any) -> list[str]:
+def type_problems(section: str, options: Any) -> list[str]:
     """Checks the fields of a dataclass with pydantic and converts them, see `validated`."""
     problems = []
-    for field in [each for each in fields(config) if not is_dataclass(each.type)]:  # which has checked its own fields
+    for field in [each for each in fields(options) if not is_dataclass(each.type)]:  # which has checked its own fields
         try:
-            value = validated(field.type, getattr(config, field.name), f"{section}.{field.name}")
-            object.__setattr__(config, field.name, value)
+            value = validated(field.type, getattr(options, field.name), f"{section}.{field.name}")
+            object.__setattr__(options, field.name, value)
         except UserError as error:
             problems += str(error).splitlines()
     return problems

@@ -223,12 +223,10 @@ def _coinciding(scale: _Scale, series: Sequence[Series]) -> list[list[int]]:
     """Groups the numbers of lines that a reader cannot distinguish; a group has at least two."""
     groups: list[list[int]] = []
     for number, line in enumerate(series):
-        for group in groups:
-            if _coincide(scale, series[group[0]], line):
-                group.append(number)
-                break
-        else:
-            groups.append([number])
+        same = next((group for group in groups if _coincide(scale, series[group[0]], line)), None)
+        if same is None:
+            groups.append(same := [])
+        same.append(number)
     return [group for group in groups if len(group) > 1]
 
 

@@ -131,14 +131,8 @@ def value_text(value: Any) -> str:
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
-    """Names directories relative to their common parent; keeps absolute paths if that is the root.
-
-    Args:
-        folders: Distinct absolute paths.
-    """
+    """Names distinct absolute directories relative to their common parent."""
     common = Path(os.path.commonpath([folder.parent for folder in folders]))
-    if common == Path(common.anchor):  # without it they would read as relative
-        return [folder.as_posix() for folder in folders]
     return [folder.relative_to(common).as_posix() for folder in folders]
 
 

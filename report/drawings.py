@@ -1,6 +1,6 @@
 """Drawings of a mesh, and of the part of an array that each device holds, as values for the macros of parts.html."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -81,29 +81,23 @@ def draw_mesh(
         The axis across, its columns, and the grids: `places` (axis and number) and `rows` (place and cells). None in
         place of a column, row, cell or grid is an ellipsis.
     """
-    axes = [axis for axis, size in enumerate(mesh.shape) if size > 1] or [len(mesh.shape) - 1]
-    across, down, outer = axes[-1], axes[-2] if len(axes) > 1 else None, axes[:-2]
-    columns = shorten(range(mesh.shape[across]), max_columns)
-    rows = shorten(range(mesh.shape[down]), MAX_ROWS) if down is not None else [0]
+    sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
+    axes = [axis for axis, size in sizes.items() if size > 1] or [mesh.axis_names[-1]]
+    *outer, down, across = axes if len(axes) > 1 else ["", *axes]
+    columns, rows = shorten(range(sizes[across]), max_columns), shorten(range(sizes.get(down, 1)), MAX_ROWS)
 
-    def draw_grid(place: tuple[int, ...]) -> dict[str, Any]:
-        fixed = dict(zip(outer, place, strict=True))
-        lines = []
-        for row in rows:
-            where = fixed | ({down: row} if down is not None else {})
-            cells = [
-                None
-                if row is None or column is None
-                else cell(tuple({**where, across: column}.get(axis, 0) for axis in range(len(mesh.shape))))
-                for column in columns
-            ]
-            lines.append((row, cells))
-        return {"places": [(mesh.axis_names[axis], number) for axis, number in fixed.items()], "rows": lines}
+    def draw_cell(place: Mapping[str, int | None]) -> Cell | None:
+        return None if None in place.values() else cell(tuple(place.get(axis) or 0 for axis in mesh.axis_names))
 
-    grids = shorten(list(product(*(range(mesh.shape[axis]) for axis in outer))), max_grids)
+    def draw_grid(numbers: tuple[int, ...]) -> dict[str, Any]:
+        places = list(zip(outer, numbers, strict=True))
+        cells = [[draw_cell({**dict(places), down: row, across: column}) for column in columns] for row in rows]
+        return {"places": places, "rows": list(zip(rows, cells, strict=True))}
+
+    grids = shorten(list(product(*(range(sizes[axis]) for axis in outer))), max_grids)
     return {
-        "across": mesh.axis_names[across],
-        "down": mesh.axis_names[down] if down is not None else "",
+        "across": across,
+        "down": down,
         "columns": columns,
         "grids": [None if place is None else draw_grid(place) for place in grids],
     }

@@ -1,13 +1,12 @@
 """The content of a run directory, and the figures of the run. It is only read, and the run may be in progress."""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from ..configs.secret_variables import redact_config
-from ..configs.yaml_reader import read_yaml
+from ..configs.config_sources import read_run_config
+from ..layouts.paths import flatten_mapping
 from ..mesh.errors import UserError, counted
 from ..runtime.goodput import NAME as GOODPUT
 from ..runtime.goodput import Goodput, ledger_lines, read_goodput
@@ -48,13 +47,13 @@ class RunRecord(NamedTuple):
     @property
     def steps(self) -> int | None:
         """The number of steps in the config; None if the config lacks it."""
-        steps = (self.config.get("train") or {}).get("steps")
+        steps = flatten_mapping(self.config).get("train.steps")
         return steps if isinstance(steps, int) else None
 
     @property
     def title(self) -> str:
         """The run directory as the config names it."""
-        return str((self.config.get("run") or {}).get("dir") or self.folder)
+        return str(flatten_mapping(self.config).get("run.dir") or self.folder)
 
     @property
     def status(self) -> str:
@@ -137,34 +136,17 @@ def latest(metrics: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def _read_steps(path: Path) -> list[dict[str, Any]]:
-    records = read_metrics(path) if path.is_file() else []
+    records = [each for each in read_metrics(path) if type(each.get("step")) is int] if path.is_file() else []
     if not records:
         raise UserError(
             f"{path} {'is empty' if path.is_file() else 'is missing'}: metrics to show are missing. Wait until the "
             "run has logged a step (run.log_every), or give another run."
         )
-    steps = [0, *(record.get("step") for record in records)]
-    for number, (before, step) in enumerate(pairwise(steps), 1):
-        if type(step) is not int or step <= before:
-            raise UserError(
-                f"{path}, record {number}: invalid step {step!r} after step {before}; steps must be ascending "
-                "integers. Remove the record."
-            )
     return records
 
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        document = read_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        return read_run_config(path, "or give another run.")
+    except OSError as error:
         raise UserError(f"The config of the run cannot be read: {error}. Restore it, or give another run.") from error
-    problems = "; ".join(problem.message for problem in document.problems)
-    config = document.value
-    if problems or not (isinstance(config, dict) and all(_is_section(config.get(name)) for name in ("run", "train"))):
-        problems = problems or "it must be a mapping of sections"
-        raise UserError(f"{path} is not a valid config of a run: {problems}. Restore it, or give another run.")
-    return redact_config(config)
-
-
-def _is_section(value: Any) -> bool:
-    return value is None or isinstance(value, dict)

@@ -89,7 +89,7 @@ def prepare_devices(run: RunConfig, precision: Precision, simulate_instead: int 
 
 def keep_programs(run: RunConfig, rendezvous: float) -> CacheDirectory:
     """Opens the compilation cache; every process of a run calls this after the rendezvous."""
-    return open_cache(run, run.simulate, rendezvous, print_progress)
+    return open_cache(run.cache, run.simulate, rendezvous, print_progress)
 
 
 def build(

@@ -36,7 +36,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ..configs.schema import RunConfig
 from ..mesh.compat import backend_started, coordination_client, is_intact_program, keep_programs
 from ..mesh.devices import has_accelerators
 from ..mesh.errors import UserError
@@ -241,11 +240,11 @@ def runs_on_cpu(simulated: int) -> bool:
     return simulated > 0 or platforms.startswith("cpu") or not has_accelerators()
 
 
-def open_cache(run: RunConfig, simulated: int, rendezvous: float, say: Callable[[str], None]) -> CacheDirectory:
+def open_cache(cache: str, simulated: int, rendezvous: float, say: Callable[[str], None]) -> CacheDirectory:
     """Configures JAX's cache. Every process of a run calls this after the rendezvous.
 
     Args:
-        run: The section `run`.
+        cache: `run.cache`.
         simulated: CPU devices that this process simulates, or 0.
         rendezvous: Seconds to wait for the other processes.
         say: Prints a warning if the directory is not usable, which never ends a run.
@@ -253,7 +252,7 @@ def open_cache(run: RunConfig, simulated: int, rendezvous: float, say: Callable[
     Raises:
         ProcessesMissing: Some processes did not answer in time.
     """
-    directory = cache_directory(run.cache, on_cpu=runs_on_cpu(simulated))
+    directory = cache_directory(cache, on_cpu=runs_on_cpu(simulated))
     problem = _make(Path(directory.path)) if directory.on_disk else ""
     keys: frozenset[str] | None = None
     if coordination_client() is not None and jax.process_count() > 1:

@@ -25,11 +25,10 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import jax
 
-from ..configs.config_text import as_plain
-from ..configs.schema import Config
 from ..layouts.paths import flatten_mapping
 from ..mesh.compat import coordination_client, jax_settings
 from ..mesh.errors import UserError
@@ -68,12 +67,16 @@ class NotShared(UserError):
     """The processes of a run see different directories under one name."""
 
 
-def agree_on_config(config: Config) -> None:
+def agree_on_config(plain: Mapping[str, Any], seconds: float) -> None:
     """Checks that all processes have the same software, settings, config, and number of devices.
+
+    Args:
+        plain: The plain values of the config.
+        seconds: The maximum time to wait for the others.
 
     Raises:
         Disagreement: They differ; names the differences and the ranks.
-        ProcessesMissing: Some did not answer within `timeouts.rendezvous`.
+        ProcessesMissing: Some did not answer in time.
     """
     if coordination_client() is None:
         return
@@ -81,9 +84,9 @@ def agree_on_config(config: Config) -> None:
     found = {f"version of {name}": text for name, text in versions.items()}
     found["devices of a process"] = f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}"
     found |= numeric_settings(os.environ, jax_settings())
-    keys = flatten_mapping(as_plain(config))
+    keys = flatten_mapping(plain)
     found |= {key: json.dumps(value, default=str) for key, value in keys.items() if key not in HOST_KEYS}
-    agree("config", found, config.timeouts.rendezvous)
+    agree("config", found, seconds)
 
 
 def agree_on_start(built: Built, provenance: Provenance) -> None:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..configs.schema import TrainConfig
 from ..data.batches import EXAMPLE_MODULUS, train_batches
 from ..data.ordering.order import batch_number
 from ..mesh.errors import UserError
@@ -70,11 +69,14 @@ def parse_rollbacks(text: str, path: Path) -> list[Rollback]:
 class Rollbacks:
     """The rollbacks of one run, including those of earlier starts."""
 
-    def __init__(self, train: TrainConfig, folder: Path, rendezvous: float, *, fresh: bool = False) -> None:
+    def __init__(
+        self, max_rollbacks: int, global_batch: int, folder: Path, rendezvous: float, *, fresh: bool = False
+    ) -> None:
         """Reads the rollbacks of earlier starts. Every process of the run calls this.
 
         Args:
-            train: The section `train`.
+            max_rollbacks: The maximum number of rollbacks of the whole run.
+            global_batch: The rows of a batch.
             folder: The run directory, shared by all processes.
             rendezvous: Seconds to wait for process 0.
             fresh: Ignores earlier starts.
@@ -83,7 +85,7 @@ class Rollbacks:
             UserError: rollbacks.json is corrupt.
             ProcessesMissing: Process 0 did not answer.
         """
-        self._path, self._train = folder / NAME, train
+        self._path, self._most, self._rows = folder / NAME, max_rollbacks, global_batch
         exists = is_main_process() and not fresh and self._path.exists()
         text = self._path.read_text(encoding="utf-8", errors="replace") if exists else ""
         text = broadcast_text("batches that are left out", text, seconds=rendezvous)
@@ -108,14 +110,14 @@ class Rollbacks:
         Raises:
             Diverged: It is not: the same error under another policy, otherwise one with the earlier rollbacks.
         """
-        if self._train.not_finite != "roll_back":
+        if not self._most:
             raise error
-        if len(self._done) >= self._train.most_not_finite:
+        if len(self._done) >= self._most:
             before = "".join(f"\n  {each}" for each in self._done)
             raise Diverged(
                 error.step,
                 error.found,
-                f" It went back {len(self._done)} times before, of at most {self._train.most_not_finite} "
+                f" It went back {len(self._done)} times before, of at most {self._most} "
                 f"(train.most_not_finite):{before}\nLower optimizer.learning_rate, set train.clip_norm, or look at "
                 "these samples; raise train.most_not_finite to leave out more. Checkpoints on disk are from before it.",
             ) from None
@@ -129,7 +131,7 @@ class Rollbacks:
             to: The step that the run will go back to.
         """
         batch = batch_number(step - 1, self.left_out)
-        samples = (batch * self._train.global_batch, (batch + 1) * self._train.global_batch - 1)
+        samples = (batch * self._rows, (batch + 1) * self._rows - 1)
         self._done.append(Rollback(step, to, batch, samples, found, time.strftime("%Y-%m-%d %H:%M:%S")))
 
     def write(self, to: int) -> str:
@@ -151,7 +153,7 @@ class Rollbacks:
         return (
             f"Step {last.step}: {last.found}. Went back to step {to}; batch {last.batch} (samples {last.samples[0]} to "
             f"{last.samples[1]}) is left out from now on. Rollback {len(self._done)} of at most "
-            f"{self._train.most_not_finite} (train.most_not_finite)."
+            f"{self._most} (train.most_not_finite)."
         )
 
 

@@ -7,11 +7,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from ..configs.config_sources import read_run_config
 from ..configs.config_text import as_plain, resolved_yaml
 from ..configs.restarts import is_fixed, rule_of
 from ..configs.schema import Config
 from ..configs.secret_variables import is_secret
-from ..configs.yaml_reader import read_yaml
 from ..layouts.paths import flatten_mapping
 from ..mesh.errors import UserError
 from ..mesh.files import absolute_path, write_text
@@ -54,7 +54,8 @@ def adopt_directory(config: Config, provenance: Provenance | None = None, *, fre
         if any(os.path.lexists(folder / name) for name in PIECES):
             check_directory(_aside(folder))
     else:
-        written = _read_config(folder / "config.yaml")
+        given = folder / "config.yaml"
+        written = read_run_config(given, REMEDY) if given.exists() else {}
         if is_run(folder):
             _check_same_run(folder, written, as_plain(config))
             _check_metrics(folder / "metrics.jsonl")
@@ -62,10 +63,8 @@ def adopt_directory(config: Config, provenance: Provenance | None = None, *, fre
             if before and provenance:
                 check_data(folder, before, provenance)
         elif written and not {*as_plain(Config())} <= {*written}:
-            raise UserError(
-                f"{folder / 'config.yaml'} was not written by a run, which would replace it. Rename it, or set run.dir "
-                "to another directory."
-            )
+            fix = "Rename it, or set run.dir to another directory."
+            raise UserError(f"{given} was not written by a run, which would replace it. {fix}")
     _wait_for_all("the folder of the run was read", config.timeouts.rendezvous)
     return folder
 
@@ -174,22 +173,6 @@ def _aside(folder: Path) -> Path:
 def _first_free(path: Path) -> Path:
     numbered = (path.with_name(f"{path.name}-{number}") for number in count(1))
     return next(each for each in numbered if not os.path.lexists(each))
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    """Returns the config of the run in a directory; empty if it is missing."""
-    if not path.exists():
-        return {}
-    wrong, value = "", None
-    try:
-        document = read_yaml(path.read_text(encoding="utf-8"))
-        value, wrong = document.value, "; ".join(problem.message for problem in document.problems)
-    except UnicodeDecodeError as error:
-        wrong = f"it is not valid UTF-8 ({error.reason})"
-    if wrong or not isinstance(value, dict):
-        wrong = wrong or "it is not a mapping of sections"
-        raise UserError(f"{path} is not a valid config of a run: {wrong}. Restore it, {REMEDY}")
-    return value
 
 
 def _check_metrics(path: Path) -> None:

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from ..checkpoints.manager import Checkpoints
+from ..configs.config_text import as_plain
 from ..configs.schema import Config
 from ..parallel.sharding.stored_order import stored_order
 from ..training.display import Display
@@ -73,7 +74,7 @@ def train(config: Config, *, fresh: bool = False, reporter: Reporter | None = No
 def _prepare(config: Config, stack: ExitStack, *, fresh: bool, reporter: Reporter | None) -> TrainingRun:
     """Builds and checks a run; writes nothing."""
     rendezvous = config.timeouts.rendezvous
-    agree_on_config(config)
+    agree_on_config(as_plain(config), rendezvous)
     compilation = Compilation(keep_programs(config.run, rendezvous))
     gate = stack.enter_context(stops_on_signals())
     built = build(config)
@@ -97,13 +98,18 @@ def _prepare(config: Config, stack: ExitStack, *, fresh: bool, reporter: Reporte
     warm_start = None
     if config.checkpoint.start_from and not start:
         warm_start = WarmStart(
-            config.checkpoint, built.model, abstract.params, seed=config.run.seed, seconds=rendezvous
+            config.checkpoint.start_from,
+            config.checkpoint.start_fresh,
+            built.model,
+            abstract.params,
+            seed=config.run.seed,
+            seconds=rendezvous,
         )
     display = stack.enter_context(Display(config.train.steps, start, title(built)))
     notes = remarks(before, provenance, config.data.source, goes_on=start > 0)
     for line in filter(None, [*notes, explain_missing_sample(built)]):
         display.message(line)
-    rollbacks = Rollbacks(config.train, folder, rendezvous, fresh=fresh)
+    rollbacks = Rollbacks(config.train.max_rollbacks, config.train.global_batch, folder, rendezvous, fresh=fresh)
     for line in rollbacks.lines():
         display.message(line)
     saves_at = partial(is_due, every=config.checkpoint.every, last=config.train.steps)

@@ -11,6 +11,7 @@ Names are imported on first use, so that `import spmdkit` costs nothing and star
 # The folders beside this one are mapped under it at installation, which pyright cannot see in a checkout.
 # pyright: reportMissingImports=false
 
+import ast
 import os
 import sys
 from importlib import import_module
@@ -70,60 +71,24 @@ if TYPE_CHECKING:
 if "keras" not in sys.modules:  # which reads this once, and whose default, TensorFlow, cannot be trained here
     os.environ.setdefault("KERAS_BACKEND", "jax")
 
-_HOMES = {
-    "configs": ("Config", "ConfigError", "load_config"),
-    "data.batches": ("eval_batches", "train_batches"),
-    "data.sources.arrays": ("from_arrays",),
-    "runtime.loading.load_run": ("LoadedRun", "load_run"),
-    "layouts": (
-        "DataParallel",
-        "Distribution",
-        "LayoutError",
-        "LayoutMap",
-        "LayoutTable",
-        "ModelParallel",
-        "TensorLayout",
-        "distribute_tensor",
-        "distribution",
-        "set_distribution",
-    ),
-    "mesh": ("DeviceMesh", "UserError", "get_device_count", "list_devices"),
-    "launch.startup.initialize": ("initialize",),
-    "models.adapters": ("adapt",),
-    "parallel": (
-        "BlockModel",
-        "FSDPConfig",
-        "LossSums",
-        "Model",
-        "Precision",
-        "ShardingPlan",
-        "Step",
-        "TrainState",
-        "batch_axes",
-        "build_step",
-        "census",
-        "check_model",
-        "lay_out",
-        "name_output",
-        "verify",
-    ),
-    "training.callbacks.callback": ("Callback",),
-    "training.callbacks.fit": ("fit",),
-    "checkpoints.manager": ("Checkpoints",),
-    "training.loop": ("evaluate", "run_steps"),
-    "training.trainer": ("Trainer",),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
+def _read_homes() -> dict[str, str]:
+    """Returns public name -> its module, from the imports for type checkers above."""
+    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level]
+    return {alias.name: f".{node.module}" for node in imports for alias in node.names}
+
+
+_HOMES = _read_homes()
 __version__ = "0.1.0"
-__all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
     """Imports a public name from its home on first use."""
-    if name not in _HOME_OF:
+    if name not in _HOMES:
         raise AttributeError(f"module 'spmdkit' has no attribute {name!r}")
-    value = getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
+    value = getattr(import_module(_HOMES[name], __name__), name)
     globals()[name] = value
     return value
 

@@ -23,12 +23,12 @@ MAX_CODE_LINES = {
     "data": 2370,
     "checkpoints": 1130,
     "training": 2500,
-    "configs": 1580,
+    "configs": 1560,
     "runtime": 3750,
     "planning": 720,
-    "report": 1100,
+    "report": 1070,
     "launch": 4300,
-    "spmdkit": 130,
+    "spmdkit": 90,
 }
 """Each package may import those above it. The limits may only be lowered."""
 PACKAGES = list(MAX_CODE_LINES)

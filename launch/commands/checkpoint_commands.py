@@ -151,12 +151,12 @@ def export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _is_hugging_face(config: "Path") -> bool:
+def _is_hugging_face(path: "Path") -> bool:
     """Returns True if the config in the directory of a run has a model of Hugging Face."""
     import yaml
 
     try:
-        return yaml.safe_load(config.read_text(encoding="utf-8"))["model"]["name"] == HUGGING_FACE
+        return yaml.safe_load(path.read_text(encoding="utf-8"))["model"]["name"] == HUGGING_FACE
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):  # the arrays are exported without a config
         return False
 

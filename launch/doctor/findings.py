@@ -47,7 +47,7 @@ def examine(source: str | None, overrides: Sequence[str] = (), *, as_json: bool 
             run = load_config(source, overrides, num_processes=processes, simulate=count_simulated()).run
         except UserError as error:
             found.append(Finding("config", str(error), "wrong"))
-    by_rank = _examine_together(job, found, run, run.dir if source else ".", seconds)
+    by_rank = _examine_together(job, found, run.simulate, run.dir if source else ".", seconds)
     if job is None or job.process_id == 0 or len(by_rank) == 1:
         first = job.process_id if job and len(by_rank) == 1 else 0
         print(format_json(by_rank, first) if as_json else format_text(by_rank))
@@ -56,11 +56,11 @@ def examine(source: str | None, overrides: Sequence[str] = (), *, as_json: bool 
 
 
 def _examine_together(
-    job: Job | None, found: list[Finding], run: RunConfig, run_dir: str, seconds: float
+    job: Job | None, found: list[Finding], simulate: int, run_dir: str, seconds: float
 ) -> list[list[Finding]]:
     """Returns the findings by rank; only those of this process if it is alone or the others did not connect."""
     versions, folder = installed_versions(), absolute_path(run_dir)
-    simulated = count_simulated() or run.simulate
+    simulated = count_simulated() or simulate
     found = [
         *found,
         *check_versions(versions),

@@ -18,7 +18,7 @@ from annotated_types import Ge, Le
 from ...configs.config_errors import ConfigError, Problem, config_error
 from ...configs.launch_config import VARIABLE, Count
 from ...configs.validation import to_dataclass
-from ...configs.yaml_reader import read_text, read_yaml
+from ...configs.yaml_reader import read_file
 from ...mesh.errors import UserError
 
 NAME = re.compile(r"(?:[A-Za-z0-9_][\w.+-]*@)?[A-Za-z0-9_:\[][\w.:%\]-]*")
@@ -131,10 +131,7 @@ def read_hosts(path: Path) -> Hosts:
     if not path.is_file():
         kind = "it is a directory" if path.is_dir() else "the file is missing"
         raise ConfigError([f"{kind}. Use a YAML file such as {EXAMPLE}"], str(path) or "an empty name")
-    text, problems = read_text(path)
-    if problems:
-        raise config_error(problems, str(path), {}, {}, "")
-    document = read_yaml(text)
+    document = read_file(path)
     problems, tree = [*document.problems], document.value
     if not problems and not isinstance(tree, dict):
         problems.append(Problem("", f"the file must be a mapping such as {EXAMPLE}, got {tree!r}."))

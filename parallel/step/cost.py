@@ -137,7 +137,7 @@ def _trace_loss(model: Model | BlockModel, plan: ShardingPlan, batch: AbstractBa
                 x = model.block(one, x, fold_block(key, jnp.asarray(0)))
             return model.head({name: params[name] for name in model.head_reads}, x, rows, key)
         state = jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract_model_state(model, plan.options.precision)
+            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract_model_state(model, plan.options.precision.params)
         )
         return model.loss(params, rows, key, *((state,) if has_state(model) else ()))
 
@@ -170,7 +170,7 @@ def sums_over_rows(
 
     specs = (plan.manual_specs(plan.table), plan.batch_spec, PartitionSpec())
     mapped = over_manual_axes(record, plan, specs, PartitionSpec(), abstract=True)
-    state = abstract_model_state(model, plan.options.precision)
+    state = abstract_model_state(model, plan.options.precision.params)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UncheckedStep)
         jax.eval_shape(mapped, plan.table.abstract_arrays, dict(batch), state)

@@ -17,7 +17,7 @@ from ...mesh.compat import varying_axes
 from ...mesh.errors import UserError, did_you_mean
 from ...mesh.keys import WORDS, key_of
 from ..model import BlockModel, Model, Params, has_state
-from ..options import Precision, cast_floats
+from ..options import cast_floats
 from ..schedule.stages import Stages
 from ..sharding.stored_order import StoredOrder
 
@@ -108,20 +108,20 @@ def seed_problem(seed: int, name: str) -> str | None:
     return f"{name}={seed} must be from 0 to 2**32 - 1 = {MAX_SEED}: random keys use 32 bits of a seed."
 
 
-def abstract_model_state(model: Any, precision: Precision) -> Any:
+def abstract_model_state(model: Any, dtype: str) -> Any:
     """Returns the shapes and dtypes of a model's state as a run stores it; () if it does not have one.
 
     Args:
         model: Any model.
-        precision: The dtypes; floating-point arrays are stored in the parameters' dtype.
+        dtype: The stored dtype of floating-point arrays, that of the parameters.
     """
     key_data = jax.ShapeDtypeStruct((WORDS,), jnp.uint32)
-    return jax.eval_shape(partial(first_model_state, model, precision), key_data) if has_state(model) else ()
+    return jax.eval_shape(partial(first_model_state, model, dtype), key_data) if has_state(model) else ()
 
 
-def first_model_state(model: Any, precision: Precision, key_data: Array) -> Any:
+def first_model_state(model: Any, dtype: str, key_data: Array) -> Any:
     """Returns the initial state of a model that has one. Traced; `key_data` is the raw data of the run's key."""
-    state = cast_floats(model.init_state(key_of(key_data)), precision.params)
+    state = cast_floats(model.init_state(key_of(key_data)), dtype)
     return jax.tree.map(lambda leaf: lax.convert_element_type(leaf, leaf.dtype), state)
 
 
@@ -150,15 +150,15 @@ def reduce_model_state(found: Any, state: Any, axes: tuple[str, ...], *, typed: 
     return jax.tree.map(reduce_leaf, found, state)
 
 
-def draw_params(model: Model | BlockModel, precision: Precision, key_data: Array) -> Params:
+def draw_params(model: Model | BlockModel, dtype: str, key_data: Array) -> Params:
     """Returns the parameters drawn by the model's init, in the stored dtype. Traced.
 
     Args:
         model: The model, its blocks in the order in which they are stored.
-        precision: The dtypes.
+        dtype: The stored dtype of floating-point parameters.
         key_data: Raw data of the run's key.
     """
-    return cast_floats(model.init(key_of(key_data)), precision.params)
+    return cast_floats(model.init(key_of(key_data)), dtype)
 
 
 def place_params(given: Params, stored: Params, order: StoredOrder) -> Params:

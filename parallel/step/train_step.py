@@ -85,7 +85,7 @@ class Step:
         key_data = jax.random.key_data(make_key(seed))
         if params is None:
             # Alone in their program, parameters are the same bits whatever else a strategy makes of them.
-            draw = partial(draw_params, self.model, self.precision)
+            draw = partial(draw_params, self.model, self.precision.params)
             params = jax.jit(draw, out_shardings=shardings.params)(key_data)
         else:
             params = place_params(params, abstract.params, stored_order(self.plan))
@@ -93,8 +93,8 @@ class Step:
         state = make(params, key_data)
         if not has_state(self.model):
             return state
-        first = jax.jit(partial(first_model_state, self.model, self.precision), out_shardings=shardings.model_state)
-        return state._replace(model_state=first(key_data))
+        first = partial(first_model_state, self.model, self.precision.params)
+        return state._replace(model_state=jax.jit(first, out_shardings=shardings.model_state)(key_data))
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         """Runs one step; the state given is donated and must not be used again.
@@ -190,7 +190,7 @@ class Step:
         replicated: Any = self.plan.replicated(abstract=abstract)
         step, key = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((WORDS,), jnp.uint32)
         loss_scale = jax.eval_shape(lambda: first_loss_scale(self.precision))
-        whole = step, key, abstract_model_state(self.model, self.precision), loss_scale
+        whole = step, key, abstract_model_state(self.model, self.precision.params), loss_scale
         step, key, model_state, loss_scale = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated), whole
         )

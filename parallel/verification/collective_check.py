@@ -116,7 +116,7 @@ def _models_own(
 ) -> set[_Key]:
     """Returns the kind of all-reduce that a model adds by summing over the rows of all devices."""
     model, key = step.given_model, ("all-reduce", step.plan.batch_axes)
-    more = (abstract_model_state(model, step.precision),) if has_state(model) else ()
+    more = (abstract_model_state(model, step.precision.params),) if has_state(model) else ()
     rows = jax.eval_shape(lambda batch: cast_inputs(batch, step.precision.compute), abstract)
     params = abstract_parameters(model, step.precision)
     try:

@@ -193,7 +193,7 @@ def _compare(
         losses=tuple(each["loss"] for each in reported),
         collectives=collectives,
         first_difference=None,
-        widened=tuple(widened(init, arrays, narrowings, step.precision)),
+        widened=tuple(widened(init, arrays, narrowings, (step.precision.params, step.precision.compute))),
     )
     explain = explanations(case, initial, drawn, found, norm, saved, reference)
     measured = replace(measured, first_difference=first_difference(measured, reference, explain))

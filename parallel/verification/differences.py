@@ -9,7 +9,6 @@ import numpy as np
 
 from ...layouts.paths import leaves_with_paths
 from ...layouts.tensor_layout import TensorLayout
-from ..options import Precision
 from ..step.state import TrainState
 from .reference import Reference, Sums
 from .rounding import MAX_WIDER, TOLERANCES, Narrowing, measured_by, undecided, width
@@ -226,7 +225,7 @@ def widened(
     init: LeafError,
     errors: Mapping[str, Sequence[LeafError]],
     narrowings: tuple[Narrowing, Narrowing],
-    precision: Precision,
+    dtypes: tuple[str, str],
 ) -> Iterator[Widened]:
     """Lists the tolerances that were widened.
 
@@ -234,9 +233,9 @@ def widened(
         init: The worst initial parameter.
         errors: The comparison of all arrays.
         narrowings: The narrowest numbers of the loss, and of the update.
-        precision: The dtypes of the step.
+        dtypes: The dtypes of the parameters and of the computation.
     """
-    usual = TOLERANCES[min((precision.params, precision.compute), key=width)]
+    usual = TOLERANCES[min(dtypes, key=width)]
     if INIT_TOLERANCE >= init.relative > usual:
         yield Widened("initial parameters", init.path, INIT_TOLERANCE, f"differs by {init.relative:.1e}")
     for what, narrowing in zip(("loss and gradients", "parameters and optimizer's state"), narrowings, strict=True):

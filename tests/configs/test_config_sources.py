@@ -75,15 +75,12 @@ def test_file_goes_before_preset(tmp_path, monkeypatch):
         ("/dev/null", r"not a regular file\. Give the path of a YAML file, or a preset\."),
         ("c" * 300, r"no such file or preset: File name too long\."),
         ("", r"1 problem in an empty name:\n  expected a YAML file, a preset or the directory of a run"),
-        ("directory", r"this is a directory\. Give a YAML file, or a preset\."),
-        ("with_yaml", r"this is a directory\. Give a file in it \(config\.yaml\), or a preset\."),
+        ("directory", r"this is a directory\. Give the path of a YAML file, or a preset\."),
         ("binary.yaml", r"the file cannot be read: line 1: the byte 0xff is not valid UTF-8"),
     ],
 )
 def test_rejects_other_sources(source, message, tmp_path, monkeypatch):
     (tmp_path / "directory").mkdir()
-    (tmp_path / "with_yaml").mkdir()
-    (tmp_path / "with_yaml" / "config.yaml").write_text("train: {steps: 3}\n")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\xff")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=message):
@@ -130,16 +127,10 @@ def test_other_directories_are_not_runs(tmp_path):
     assert is_run_directory(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["logs", "checkpoints/40/params"])
-def test_other_directories_in_a_run_are_not_checkpoints(name, run):
-    (run / name).mkdir(parents=True)
-    assert run_of_checkpoint(run / name) is None
-
-
 @pytest.mark.parametrize("name", ["checkpoints", "checkpoints/40"])
 def test_checkpoint_names_its_run(name, run):
     assert run_of_checkpoint(run / name) == run
-    assert run_of_checkpoint(run.parent) is None
+    assert [run_of_checkpoint(each) for each in (run.parent, run / "logs", run / "checkpoints/40/params")] == [None] * 3
     message = r"contains checkpoints of the run .*here\. To continue that run, give .*here;"
     with pytest.raises(ConfigError, match=message):
         load_config(run / name)

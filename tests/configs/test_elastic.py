@@ -63,6 +63,9 @@ def test_resizing_changes_only_the_sizes(tmp_path):
         "data stay the same."
     )
     assert fit_to_devices(given, 8).summary == ""
+    assert sizes_of(fit_to_devices(elastic(tmp_path, axes="[data, fsdp, data]"), 4, 2).config) == sizes_of(
+        fitted.config
+    )
     assert "; 2 of them stay idle because no mesh fits all" in fit_to_devices(given, 6).summary
 
 
@@ -90,7 +93,6 @@ def test_loads_a_file_for_another_number_of_devices(tmp_path):
         ((), "[dp]", "'dp' cannot be resized; only data and fsdp can, because other axes split the model."),
         ((), "[tensor]", "'tensor' cannot be resized; only data and fsdp can"),
         (("strategy={fsdp: 8}",), "[data]", "data is not an axis of strategy. Set strategy.data=1"),
-        ((), "[data, data]", "an axis is given twice"),
         (("strategy.data.local_steps=2",), "[data]", "each group along data trains its own copy"),
         (("strategy.data.compress=int8",), "[fsdp]", "its own rounding errors between steps"),
         (

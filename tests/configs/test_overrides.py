@@ -1,7 +1,7 @@
 import copy
 
 import pytest
-from spmdkit.configs.overrides import apply_overrides
+from spmdkit.configs.load import apply_overrides
 
 
 def applied(tree: dict, *overrides: str) -> dict:

@@ -1,16 +1,15 @@
 """Environment variables with names of secrets: their values are written nowhere."""
 
 import json
-import os
 import stat
 
 import pytest
 import yaml
 from spmdkit.configs import ConfigError, load_config, resolved_yaml
 from spmdkit.configs.secret_variables import is_secret, redact, redact_config, redact_override, resolve
-from spmdkit.launch import mpi, slurm
+from spmdkit.launch import slurm
 from spmdkit.launch.cli import main
-from spmdkit.launch.launchers import LaunchJob, LaunchRequest, find_launcher
+from spmdkit.launch.launchers import LaunchRequest, find_launcher
 from spmdkit.mesh.errors import UserError
 from spmdkit.report.run_record import read_run
 from support.runs import write_config
@@ -110,15 +109,6 @@ def test_sbatch_gets_secrets_in_its_environment(tmp_path, monkeypatch):
     assert "HF_TOKEN of launch.environment must be set" not in script.read_text()
     assert '[ -n "${HF_TOKEN+set}" ] || {' in script.read_text()
     assert stat.S_IMODE(script.stat().st_mode) == 0o600
-
-
-def test_mpirun_gets_secrets_in_its_environment(tmp_path, monkeypatch):
-    job = LaunchJob.load(LaunchRequest(str(write_config(tmp_path)), (SECTION,)), num_processes=1)
-    variables = resolve(mpi._variables(job.launch, "127.0.0.1:1"))
-    assert variables["HF_TOKEN"] == VALUE
-    words = mpi._mpirun(job, mpi.MpiTarget(2), os.environ | variables, False)
-    assert words[words.index("HF_TOKEN") - 1] == "-x"
-    assert VALUE not in " ".join(words)
 
 
 def test_report_hides_secrets_of_an_edited_config(tmp_path):

@@ -2,11 +2,9 @@
 
 import jax
 import numpy as np
-import optax
 import pytest
 from jax.sharding import NamedSharding
-from making.layout_svg import bars_of, of_layout
-from spmdkit.models import TransformerConfig, transformer
+from making.layout_svg import of_layout
 
 import spmdkit
 
@@ -26,16 +24,3 @@ def test_shards_match_jax(axes):
     wanted = [(order.index(corners[device]),) for device in mesh.backend_mesh.devices.flat]
     bar = of_layout("parameter", layout)
     assert (bar.num_parts, list(bar.held)) == (len(order), wanted)
-
-
-def step_of(strategy):
-    model = transformer(TransformerConfig(vocabulary=64, length=16, layers=4, width=32))
-    plan = spmdkit.lay_out(model, strategy, devices=[f"cuda:{n}" for n in range(8)])
-    return spmdkit.build_step(model, optax.adamw(1e-3), plan)
-
-
-def test_every_chunk_of_a_ring_is_held_by_one_device_of_each_row():
-    positions = next(bar for bar in bars_of(step_of({"context": 4, "data": 2}), PATH) if bar.name == "positions")
-    for row in (positions.held[:4], positions.held[4:]):
-        assert sorted(chunk for held in row for chunk in held) == list(range(positions.num_parts))
-    assert positions.held[0] == (0, 7)

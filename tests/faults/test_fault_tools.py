@@ -1,12 +1,12 @@
 """The tools of this directory: faults, their effects, the journal, damaged checkpoints, `same_run` and the soak."""
 
 import json
+import os
 import shutil
 import signal
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from spmdkit.launch.cli import main
 from support.cluster import cluster
@@ -21,7 +21,7 @@ from support.faults import (
     latest_checkpoint,
     to_json,
 )
-from support.runs import arrays_of, environment, same_run, state_arrays, write_config
+from support.runs import environment, same_run, write_config
 from support.soak import plan, recoveries
 
 TESTS = str(Path(__file__).parents[1])
@@ -124,9 +124,6 @@ def test_same_run_finds_differences(tmp_path):
     config = write_config(tmp_path, train={"steps": 3, "global_batch": 16})
     run, other = tmp_path / "run", tmp_path / "other"
     assert main(["train", str(config)]) == 0
-    found, expected = arrays_of(run), state_arrays(config, 3)
-    assert found.keys() == {path for path, array in expected.items() if array.size}
-    assert all(np.array_equal(found[path], expected[path]) for path in found)
     assert main(["train", str(config), f"run.dir={other}", "run.seed=1"]) == 0
     problems = same_run(other, run)
     assert problems[0].startswith("step 1: ")
@@ -164,7 +161,7 @@ def test_cluster_watches_a_run_and_kills_its_processes(tmp_path):
         assert run.metrics[0]["step"] == 1
         assert "process" in run.log(1)
         begin = time.monotonic()
-        run.signal(1, signal.SIGSTOP)
+        os.kill(pids[1], signal.SIGSTOP)
         with pytest.raises(TimeoutError, match="did not end within 1 s"):
             run.wait(1)
         assert time.monotonic() - begin < 20

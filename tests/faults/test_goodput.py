@@ -4,18 +4,21 @@ import time
 
 import pytest
 from spmdkit.runtime.goodput import read_goodput
-from support.runs import launch_misbehaving, write_misbehaving_config
+from support.faults import Fault
+from support.matrix import UnderFaults
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults, pytest.mark.timeout(1200)]
 
 
 def test_accounts_for_time_of_killed_run(tmp_path):
-    """Rank 1 dies once the checkpoint of step 4 is there; a batch takes a quarter of a second."""
-    config = write_misbehaving_config(tmp_path, train={"steps": 20, "global_batch": 16}, checkpoint={"every": 4})
+    """Rank 1 dies two steps after a checkpoint; a batch takes a quarter of a second."""
+    late = Fault(kind="slow", phase="read", rank=None, seconds=0.25)
+    data = {"source": "synthetic", "prefetch": 1}
+    run = UnderFaults(tmp_path, [Fault(kind="kill", rank=1, step=11), late], data=data)
     before = time.time()
-    ended = launch_misbehaving(config, "local:2x4", "--restarts", "2", DIE="1:8", EACH="0.25")
+    ended = run.launch(restarts=2)
     took = time.time() - before
-    assert ended.returncode == 0, ended.stderr
+    assert ended.code == 0, ended.stderr
     found = read_goodput(tmp_path / "run" / "goodput.jsonl")
     assert found.starts == 2
     assert 0 <= found.lost_steps <= 6

@@ -1,21 +1,18 @@
 """kill -9 at any moment, then the same command again: what follows is what would have been, bit for bit."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from spmdkit.launch.cli import main
 from support.runs import (
     assert_same_arrays,
-    environment,
     listing,
     metrics,
+    run_at_moment,
     state_arrays,
     write_config,
 )
 
-DIE = Path(__file__).parents[1] / "support" / "die.py"
 STEPS = 12
 SAVE = "spmdkit.checkpoints.manager:Checkpoints.save"
 RECORD = "spmdkit.training.metrics:MetricsLog.write"
@@ -37,8 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 def killed(moment: str, count: int, config: Path) -> None:
     """Trains, and dies at the moment."""
-    arguments = [sys.executable, str(DIE), moment, str(count), "train", str(config)]
-    ended = subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=240)
+    ended = run_at_moment(moment, str(count), "signal", "SIGKILL", "train", config)
     assert ended.returncode == -9, ended.stdout + ended.stderr
 
 

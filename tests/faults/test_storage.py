@@ -14,9 +14,8 @@ import pytest
 from spmdkit.checkpoints.directory import find
 from spmdkit.checkpoints.integrity import verify
 from spmdkit.launch.cli import main
-from support.runs import assert_same_arrays, environment, losses, metrics, state_arrays, write_config
+from support.runs import assert_same_arrays, environment, losses, metrics, run_at_moment, state_arrays, write_config
 
-STORAGE = Path(__file__).parents[1] / "support" / "storage.py"
 STEPS = 60
 SECTIONS = {
     "train": {"steps": STEPS, "global_batch": 16},
@@ -51,13 +50,6 @@ def disk(tmp_path) -> Path:
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def train(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Trains under storage.py in a new process."""
-    command = [sys.executable, STORAGE, *words]
-    env = environment(PYTHONPATH=str(STORAGE.parents[1]))
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
-
-
 def assert_stopped(ended: subprocess.CompletedProcess[str], *words: str) -> None:
     """One message, code 75, no traceback."""
     assert ended.returncode == 75, ended.stdout + ended.stderr
@@ -87,7 +79,7 @@ def assert_goes_on(config: Path, whole: Path) -> None:
 )
 def test_full_disk_during_save(moment, disk, whole):
     config = write_config(disk, **SECTIONS)
-    ended = train(moment, "2" if moment == SAVE else "1", "fill", disk, "train", config)
+    ended = run_at_moment(moment, "2" if moment == SAVE else "1", "fill", disk, "train", config)
     assert_stopped(ended, "No space left on device")
     if "rename" not in moment:  # else of 40 all was written but its name, and what comes next finds no room
         said = "Complete there: [20]; a checkpoint takes up to ", " and 0 B are free"
@@ -102,7 +94,7 @@ def test_full_disk_during_save(moment, disk, whole):
 def test_save_fails_at_its_end(reason, whole, tmp_path):
     """What it wrote is gone: a quota would stay used up, and the same command could not even begin."""
     config = write_config(tmp_path, **SECTIONS)
-    ended = train("event:os.rename:checkpoints/40'", "1", "fail", reason, "train", config)
+    ended = run_at_moment("event:os.rename:checkpoints/40'", "1", "fail", reason, "train", config)
     assert_stopped(ended, "Checkpoint of step 40 could not be written", os.strerror(getattr(errno, reason)))
     assert_all_good(tmp_path / "run", 20)
     assert_goes_on(config, whole)
@@ -113,7 +105,7 @@ def stopped(disk) -> Path:
     """The config of a run that has trained 20 steps, and then found the disk full under its metrics."""
     config = write_config(disk, **SECTIONS)
     assert main(["train", str(config), "train.steps=20"]) == 0
-    ended = train(RECORD, "2", "fill", disk, "train", config, "checkpoint.every=0")
+    ended = run_at_moment(RECORD, "2", "fill", disk, "train", config, "checkpoint.every=0")
     assert_stopped(ended, "metrics.jsonl: No space left on device")
     return config
 
@@ -129,7 +121,9 @@ def test_full_disk_under_metrics(stopped, disk, whole):
 
 def test_full_disk_on_resume(stopped, disk, whole):
     for _ in range(2):
-        assert_stopped(train(RECORD, "0", "slow", "0", "train", stopped), str(disk / "run"), "No space left on device")
+        assert_stopped(
+            run_at_moment(RECORD, "0", "slow", "0", "train", stopped), str(disk / "run"), "No space left on device"
+        )
     assert_all_good(disk / "run", 20)
     (disk / "filler").unlink()
     assert_goes_on(stopped, whole)
@@ -140,10 +134,10 @@ def test_checkpoints_become_read_only(disk, whole, tmp_path):
     config = write_config(tmp_path, **SECTIONS)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").symlink_to(disk)
-    ended = train(SAVE, "2", "readonly", disk, "train", config)
+    ended = run_at_moment(SAVE, "2", "readonly", disk, "train", config)
     assert_stopped(ended, "Checkpoint of step 40 could not be written", "Read-only file system")
     assert_all_good(tmp_path / "run", 20)
-    again = train(SAVE, "0", "slow", "0", "train", config)
+    again = run_at_moment(SAVE, "0", "slow", "0", "train", config)
     assert_stopped(again, "checkpoints of run.dir is not writable: Read-only file system")
     assert_all_good(tmp_path / "run", 20)
     subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
@@ -153,7 +147,7 @@ def test_checkpoints_become_read_only(disk, whole, tmp_path):
 def test_saves_slower_than_steps(whole, tmp_path):
     """Training waits for the previous one, says so, and never holds two."""
     config = write_config(tmp_path, **SECTIONS)
-    ended = train("event:os.rename:orbax-checkpoint-tmp", "0", "slow", "2.5", "train", config)
+    ended = run_at_moment("event:os.rename:orbax-checkpoint-tmp", "0", "slow", "2.5", "train", config)
     assert ended.returncode == 0, ended.stderr
     said = [line for line in (ended.stdout + ended.stderr).splitlines() if "warning: training waited" in line]
     assert said

@@ -3,14 +3,13 @@
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from spmdkit.launch.supervision.workers import free_port
 from support.processes import catches, processes_of, wait_for, wait_until_none_of
-from support.runs import command, environment, listing, losses, trained, write_config
+from support.runs import TESTS, at_moment, command, environment, listing, losses, trained, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.multiprocess]
 
@@ -94,7 +93,6 @@ def test_signal_during_rendezvous(rank, number, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-AT = Path(__file__).parents[1] / "support" / "signal_at.py"
 RESTORE = "spmdkit.checkpoints.manager:Checkpoints.restore_newest"
 
 
@@ -103,7 +101,7 @@ def test_signal_during_restore(tmp_path):
     trained("train", config, "train.steps=8")
     (tmp_path / "run" / "report.html").unlink()
     before = listing(tmp_path / "run")
-    process = started(sys.executable, str(AT), RESTORE, "SIGTERM", "train", str(config))
+    process = started(*at_moment(RESTORE, "1", "signal", "SIGTERM", "train", config), PYTHONPATH=str(TESTS))
     said = assert_ended(process, config)
     assert "Stopped by SIGTERM after step 8 of 12, before any other was trained." in said
     after = listing(tmp_path / "run")

@@ -4,7 +4,6 @@ import shlex
 import signal
 
 import pytest
-from spmdkit.configs import load_config
 from spmdkit.launch import mpi
 from spmdkit.launch.launchers import LaunchRequest, find_launcher
 from spmdkit.launch.mpi import (
@@ -94,24 +93,23 @@ def test_number_of_local_processes(tmp_path):
 
 
 def test_find_coordinator(hostfile, monkeypatch):
-    two = load_config("quickstart", ["launch.nodes=2"]).launch
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     monkeypatch.delenv("PBS_NODEFILE", raising=False)
-    assert find_coordinator(two, MpiTarget(num_processes=2), "7") == "127.0.0.1:7"
-    assert find_coordinator(two, MpiTarget(hostfile=str(hostfile)), "7") == "node1:7"
+    assert find_coordinator(2, MpiTarget(num_processes=2), "7") == "127.0.0.1:7"
+    assert find_coordinator(2, MpiTarget(hostfile=str(hostfile)), "7") == "node1:7"
     with pytest.raises(ValueError, match="but the hosts are not known"):
-        find_coordinator(two, MpiTarget(), "7")
+        find_coordinator(2, MpiTarget(), "7")
     monkeypatch.setenv("PBS_NODEFILE", str(hostfile))
-    assert find_coordinator(two, MpiTarget(), "7") == "node1:7"
+    assert find_coordinator(2, MpiTarget(), "7") == "node1:7"
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-2]")
-    assert find_coordinator(two, MpiTarget(), "7") == "", "the processes read Slurm's list themselves"
+    assert find_coordinator(2, MpiTarget(), "7") == "", "the processes read Slurm's list themselves"
     hostfile.write_text("localhost\nnode2\n")
     monkeypatch.setattr(mpi.socket, "gethostname", lambda: "here.example.org")
-    assert find_coordinator(two, MpiTarget(hostfile=str(hostfile)), "7") == "here.example.org:7", (
+    assert find_coordinator(2, MpiTarget(hostfile=str(hostfile)), "7") == "here.example.org:7", (
         "others do not reach localhost"
     )
     hostfile.write_text("localhost\nhere\n")
-    assert find_coordinator(two, MpiTarget(hostfile=str(hostfile)), "7") == "127.0.0.1:7"
+    assert find_coordinator(2, MpiTarget(hostfile=str(hostfile)), "7") == "127.0.0.1:7"
 
 
 def test_a_hostfile_that_names_too_few(tmp_path, hostfile):

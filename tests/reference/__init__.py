@@ -1,8 +1,4 @@
-"""What the runtime's models compute, written plainly: no custom gradient, recomputation, dispatch or split.
-
-Plain `jax.numpy`: a Python loop over blocks and heads, the whole square of scores, every expert for every position;
-gradients are JAX's own. The optimizer is NumPy. Nothing of spmdkit is imported: configs are read for their sizes alone.
-"""
+"""The runtime's models and AdamW in plain JAX and NumPy: loops, whole scores, every expert; nothing of spmdkit."""
 
 from . import mixture, mlp, transformer
 from .adamw import AdamW, clip

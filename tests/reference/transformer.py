@@ -1,8 +1,4 @@
-"""The transformer, written plainly, and how its dropout and its first parameters are drawn.
-
-Rows are written out as they are in the docstrings: B rows, L positions, D width, K width of a head. `params` are those
-of the runtime's model, of whatever float dtype; everything is computed in it.
-"""
+"""The transformer, written plainly, with the dims and parameters of the runtime's, in their dtype."""
 
 import math
 import zlib

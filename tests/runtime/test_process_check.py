@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 from spmdkit.configs import load_config
+from spmdkit.configs.config_text import as_plain
 from spmdkit.mesh.compat import jax_settings
 from spmdkit.runtime import process_check as agreement
 from spmdkit.runtime.process_check import Disagreement, agree_on_config, agree_on_start, numeric_settings
@@ -56,7 +57,7 @@ def test_refuses_another_setting(setting, value, says, when, ranks, tmp_path, mo
     config = load_config(write_config(tmp_path))
     built = SimpleNamespace(**{**vars(BUILT), "config": config})
     ranks(**{setting: value})
-    agree = {"config": lambda: agree_on_config(config), "start": lambda: agree_on_start(built, MADE_OF)}  # pyright: ignore[reportArgumentType]
+    agree = {"config": lambda: agree_on_config({}, 1.0), "start": lambda: agree_on_start(built, MADE_OF)}  # pyright: ignore[reportArgumentType]
     with pytest.raises(Disagreement) as found:
         agree[when]()
     assert found.value.exit_code == 2
@@ -83,7 +84,7 @@ def test_names_the_fix_of_the_caller(ranks):
 
 def test_equal_settings_agree(ranks, tmp_path):
     ranks()
-    agree_on_config(load_config(write_config(tmp_path)))
+    agree_on_config(as_plain(load_config(write_config(tmp_path))), 1.0)
 
 
 def test_reads_flags_as_xla_does(tmp_path):

@@ -124,7 +124,7 @@ class Stops:
 def test_the_step_that_is_written_down_is_the_one_that_was_restored(tmp_path):
     """Checkpoint 8 was to be the one, and was damaged."""
     config = load_config(rows_config(write_rows(tmp_path / "rows")))
-    rollbacks = Rollbacks(config.train, tmp_path, 1.0)
+    rollbacks = Rollbacks(config.train.max_rollbacks, config.train.global_batch, tmp_path, 1.0)
     rollbacks.add(10, "the loss is nan", 8)
     assert rollbacks.left_out == (9,)
     assert not (tmp_path / "rollbacks.json").exists()

@@ -1,17 +1,8 @@
-"""A run of a config in real processes: starts it, watches it, injects faults, and cleans up.
-
-As a fixture of pytest:
-
-    @pytest.fixture
-    def run(tmp_path):
-        with cluster(tmp_path / "tiny.yaml", processes=2, devices=2) as run:
-            yield run
-"""
+"""A run of a config in real processes: starts it, watches it, injects faults, and cleans up."""
 
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -31,14 +22,7 @@ START_LINE = re.compile(r"^--- .* process (\d+): ", re.MULTILINE)
 
 
 class Ended(NamedTuple):
-    """The end of a run.
-
-    Attributes:
-        code: The launcher's exit code.
-        exits: Exit code of each rank in the last attempt; a negative code is the signal that killed it.
-        stdout: Output of the processes, each line with its rank.
-        stderr: The same, with the launcher's lines.
-    """
+    """The end of a run."""
 
     code: int
     exits: dict[int, int]
@@ -113,10 +97,6 @@ class Cluster:
         """Waits until a step is in metrics.jsonl."""
         self.wait_until(lambda: self.step >= number, seconds)
 
-    def signal(self, rank: int, number: signal.Signals) -> None:
-        """Sends a signal to one rank."""
-        os.kill(self.pids[rank], number)
-
     def wait(self, seconds: float = 240) -> Ended:
         """Waits for the end of the run; kills it and raises TimeoutError if it does not end."""
         try:
@@ -150,20 +130,9 @@ def cluster(
     environment: Mapping[str, str] | None = None,
     journal: Path | None = None,
 ) -> Iterator[Cluster]:
-    """Starts a run in several processes on this machine, as `spmdkit launch --on local:PxD` does.
+    """Starts a run in several processes of this machine, as `--on local:PxD` does, and kills it at the end.
 
-    Args:
-        config: A YAML file or the name of a preset.
-        processes: The number of processes.
-        devices: The number of CPU devices that each process simulates.
-        faults: The faults to inject, each once over all attempts.
-        overrides: `key=value` arguments.
-        restarts: The value of `--restarts`.
-        environment: All variables of the processes; this process's variables by default.
-        journal: The journal file; pass that of an earlier run to continue it. A temporary file by default.
-
-    Yields:
-        The run. All its processes have ended when the `with` block is left.
+    Faults are injected once over all attempts; pass the journal of an earlier run to continue it.
     """
     run_dir = Path(load_config(str(config), overrides, num_processes=processes, simulate=devices).run.dir).absolute()
     words = ["launch", str(config), *overrides, "--on", f"local:{processes}x{devices}", "--restarts", str(restarts)]

@@ -1,9 +1,6 @@
 """The command line of spmdkit with the faults of SPMDKIT_FAULT: `python -m support.fault_worker train my.yaml`.
 
-`launch ... --on local:PxD` starts its processes in the same way and records when they start and how they end.
-Before it calls the command line, the worker replaces the functions that begin the phases of a run with wrappers that
-call the injector first. The phases of a save are found in Python's audit events, and by the first array file on disk,
-since native code writes it. If a function was renamed, the worker fails at once.
+It wraps the functions that begin the phases of a run, and finds the phases of a save in audit events and files.
 """
 
 import os

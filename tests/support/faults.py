@@ -1,8 +1,4 @@
-"""Injected faults: their kinds, the moments at which they happen, and the journal of a run under faults.
-
-A process under test is `python -m support.fault_worker`, which reads the faults from SPMDKIT_FAULT. The library has no
-hook for any of this.
-"""
+"""Injected faults: their kinds, the moments at which they happen, and the journal of a run under faults."""
 
 import ctypes
 import errno
@@ -92,16 +88,7 @@ class Fault:
 
 @dataclass(kw_only=True)
 class Moment:
-    """A point in a run at which faults are injected; some faults change its values.
-
-    Attributes:
-        phase: One of PHASES.
-        step: The step, counted from 1, or None.
-        state: The train state, in phase step.
-        batch: Name -> global array, in phase batch.
-        skipped: True if the step is skipped.
-        checkpoints: The directory of checkpoints, once it is known.
-    """
+    """A point in a run at which faults are injected; some faults change its values."""
 
     phase: str
     step: int | None = None
@@ -273,13 +260,7 @@ ACTIONS: dict[str, Callable[[Fault, Moment], Any]] = {
 
 
 def with_shard_changed(array: Any, device: int, change: Callable[[Any], None]) -> Any:
-    """Returns a global array in which one device's shard differs; no other process takes part.
-
-    Args:
-        array: A `jax.Array` on any mesh.
-        device: The index of the device in this process.
-        change: Changes a NumPy copy of that device's shard.
-    """
+    """Returns a global array in which one device's shard differs; no other process takes part."""
     import jax
 
     shards = [shard.data for shard in array.addressable_shards]
@@ -299,13 +280,7 @@ def latest_checkpoint(checkpoints: Path) -> Path | None:
 
 
 def damage(checkpoint: Path, how: str) -> None:
-    """Damages the checkpoint of one step.
-
-    Args:
-        checkpoint: The directory of the step.
-        how: "flip" flips a bit in the middle of every array file, "truncate" cuts each in half, "remove" deletes them,
-            "metadata" deletes the metadata, "empty" deletes all files.
-    """
+    """Flips a bit in each array file of a checkpoint, halves or removes them, or removes the metadata or all files."""
     if how == "empty":
         shutil.rmtree(checkpoint)
         checkpoint.mkdir()

@@ -1,8 +1,6 @@
-"""Runs several processes' use of files in an order chosen by chance, step by step, in threads of one process.
+"""Runs several processes' use of files in an order chosen by a seed, as threads that wait at events of the interpreter.
 
-A step ends before each opening, renaming, linking and removal of a file of the folder: the interpreter tells of these
-(`sys.addaudithook`), whatever code does them. So orders come up that real processes meet once in a million times, and
-each comes up again from its seed. A process may be killed between two steps.
+A step ends before each opening, renaming, linking and removal of a file; a process may be killed between two steps.
 """
 
 import os
@@ -71,14 +69,7 @@ sys.addaudithook(_heard)
 
 
 def interleave(folder: Path, runs: list[Callable[[], None]], chance: random.Random, kills: int) -> None:
-    """Runs all to their ends, one step of one of them at a time.
-
-    Args:
-        folder: Steps are those of its files.
-        runs: The processes; each has to let `Killed` pass.
-        chance: Chooses who is next.
-        kills: How many are killed, at steps chosen by chance.
-    """
+    """Runs all to their ends, one step of one of them at a time."""
     turns = [Turn(folder, run) for run in runs]
     while under_way := [turn for turn in turns if not turn.is_done]:
         kill = kills > 0 and chance.random() < 0.1

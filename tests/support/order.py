@@ -10,11 +10,7 @@ OPERAND = re.compile(r"%([\w.\-]+)")
 
 
 def unordered(compiled_text):
-    """The pairs (loop, what follows) of a compiled program of which the second may start while the first runs.
-
-    XLA writes computations in the order in which they are started. Two collectives follow one another; a loop of
-    collectives, and whatever else calls some, has to be needed for what follows it.
-    """
+    """Returns the pairs (loop, what follows) of a program of which the second may start while the first runs."""
     assert "is_scheduled=true" in compiled_text
     computations, _ = computations_of(compiled_text)
 

@@ -19,15 +19,7 @@ _FENCE = re.compile(
 
 
 class Block(NamedTuple):
-    """A fenced block of a page.
-
-    Attributes:
-        language: The word after the fence.
-        text: The text between the fences.
-        line: The line of the page on which the text begins.
-        reason: Why the block cannot run on a laptop, from the comment `<!-- not run: REASON -->` above it; else empty.
-        code: The exit code of its commands, from the comment `<!-- exit code N -->` above it; else 0.
-    """
+    """A fenced block of a page."""
 
     language: str
     text: str

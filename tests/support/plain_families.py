@@ -1,8 +1,4 @@
-"""The families as their papers and config files say, in NumPy, over their own names: nothing of the runtime's models.
-
-A family is a content of config.json, and arrays drawn for it; `logits` computes in float64. `write` is the format's
-specification in a dozen lines.
-"""
+"""The families as their papers and config files describe them, in NumPy float64, without the runtime's models."""
 
 import json
 import math

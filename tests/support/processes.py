@@ -4,7 +4,6 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,19 +95,18 @@ def process_state(pid: int) -> str:
 
 def assert_gone(*pids: int, seconds: float = 20.0) -> None:
     """Processes end; a zombie counts as gone."""
-    deadline = time.monotonic() + seconds
-    while left := [pid for pid in pids if process_state(pid)]:
-        assert time.monotonic() < deadline, f"still there: {left}"
-        time.sleep(0.02)
+    wait_for(lambda: not any(map(process_state, pids)), seconds)
 
 
 def wait_for_step(folder: Path, number: int, process: subprocess.Popen, seconds: float = 200.0) -> None:
     """Waits until a step is in the log of the run below a folder."""
-    path, deadline = folder / "run" / "metrics.jsonl", time.monotonic() + seconds
-    while not (path.exists() and len(path.read_text().splitlines()) >= number):
+    path = folder / "run" / "metrics.jsonl"
+
+    def is_logged() -> bool:
         assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, f"step {number} did not come"
-        time.sleep(0.02)
+        return path.exists() and len(path.read_text().splitlines()) >= number
+
+    wait_for(is_logged, seconds)
 
 
 def wait_until_none_of(text: str | Path, seconds: float = 20.0) -> list[int]:
@@ -137,16 +135,6 @@ def catches(pid: int, number: int) -> bool:
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
-def list_command_lines(folder: Path) -> list[str]:
-    """Returns "pid: command line" for each process that has the directory among its arguments."""
-    found = []
-    for pid in processes_of(folder):
-        with suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            found.append(f"{pid}: {words.strip()}")
-    return found
-
-
 def assert_nothing_left(folder: Path, seconds: float = 15.0) -> None:
     """No process of a run is there, or all go within a few seconds."""
-    assert not wait_until_none_of(folder, seconds), "\n".join(list_command_lines(folder))
+    assert wait_until_none_of(folder, seconds) == []

@@ -1,8 +1,6 @@
-"""Runs the blocks of one page in their order, as a reader would: `python -c "$(cat run_page.py)" PAGE < blocks.json`.
+"""Runs the blocks of one page in their order: `python -c "$(cat run_page.py)" PAGE < blocks.json`.
 
-Nothing is imported for the page and nothing is set up: its Python blocks share this process, its shell commands and
-files share the working directory. YAML blocks are read as configs after the last block of another language, so that
-reading them does not import anything before the page does.
+Python blocks share this process, shell commands and files the working directory. YAML blocks are read last.
 """
 
 import json

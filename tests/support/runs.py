@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +22,8 @@ from spmdkit.runtime.build_run import build
 from spmdkit.runtime.provenance import describe_run
 from support.faults import latest_checkpoint
 
-CACHE = Path(__file__).resolve().parents[2] / ".cache" / "jax"
+TESTS = Path(__file__).resolve().parents[1]
+CACHE = TESTS.parent / ".cache" / "jax"
 QUICK = {
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     "JAX_COMPILATION_CACHE_DIR": str(CACHE),
@@ -74,11 +74,7 @@ def write_language_config(folder: Path, **sections: Any) -> Path:
 
 
 def rows_of_files(pause: float = 0.0) -> str:
-    """The text of a module whose `make(config)` gives the rows of inputs.npy and targets.npy beside it.
-
-    Args:
-        pause: Seconds that each row takes.
-    """
+    """The text of a module whose `make(config)` gives the rows of inputs.npy and targets.npy beside it."""
     return f"""
 import time
 import numpy as np
@@ -103,13 +99,7 @@ def make(config):
 
 
 def source_module(before: str, take: str, opening: str = "") -> str:
-    """The text of a module whose `rows(config)` are the synthetic digits, from a source that does something of its own.
-
-    Args:
-        before: Lines at the top: imports and functions.
-        take: Lines that run before rows are taken; `self.taken` counts these calls, from 1.
-        opening: Lines that run when data is opened.
-    """
+    """The text of a module whose `rows(config)` are the synthetic digits; `take` runs before rows are taken."""
     take, opening = indent(dedent(take), " " * 8), indent(dedent(opening), " " * 4)
     return f"""{dedent(before)}
 from spmdkit.data import open_splits
@@ -152,6 +142,17 @@ def spmdkit(*arguments: str | Path, timeout: float = 240, **variables: str) -> s
     )
 
 
+def at_moment(*words: str | Path) -> list[str]:
+    """The command line of at_moment.py; needs PYTHONPATH=TESTS."""
+    return [sys.executable, "-m", "support.at_moment", *map(str, words)]
+
+
+def run_at_moment(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs at_moment.py in a new process."""
+    env = environment(PYTHONPATH=str(TESTS))
+    return subprocess.run(at_moment(*words), env=env, capture_output=True, text=True, timeout=240)
+
+
 def trained(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs spmdkit in a new process, which has to end well."""
     ended = spmdkit(*arguments, **variables)
@@ -172,17 +173,8 @@ def losses(folder: Path) -> dict[int, float]:
 
 
 def state_arrays(config: Path, step: int, folder: Path | None = None) -> dict[str, np.ndarray]:
-    """A checkpoint of a run as whole arrays by path.
-
-    Args:
-        config: The file of a run on 8 devices; says what its state looks like.
-        step: Which checkpoint.
-        folder: The folder of checkpoints; that of the run by default.
-    """
-    loaded = load_config(config)
-    folder = folder or Path(loaded.run.dir) / "checkpoints"
-    with Checkpoints(folder, keep=1, abstract_state=build(loaded).step.abstract_state()) as checkpoints:
-        return {path: np.asarray(leaf) for path, leaf in leaves_with_paths(checkpoints.restore(step))}
+    """The whole arrays of a checkpoint of a run by path; `folder` contains checkpoints other than those of run.dir."""
+    return arrays_of(folder.parent if folder else load_config(config).run.dir, step)
 
 
 def assert_same_arrays(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
@@ -199,10 +191,7 @@ def listing(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def leave_run(config: Path, *overrides: str, steps: tuple[int, ...] = (4, 8), change: Any = None) -> Path:
-    """Leaves the folder of a run: config.yaml, and a checkpoint of each step, whose parameters differ; returns it.
-
-    `change` is applied to each parameter: (path, leaf) -> leaf.
-    """
+    """Leaves a run directory with checkpoints of some steps; `change` maps (path, leaf) of a parameter to a leaf."""
     loaded = load_config(config, overrides)
     built = build(loaded)
     folder = Path(loaded.run.dir)
@@ -265,7 +254,7 @@ def same_run(folder: Path | str, expected: Path | str) -> list[str]:
     return problems[:10]
 
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = TESTS.parent / "examples"
 
 
 def example(name: str) -> ModuleType:
@@ -276,19 +265,3 @@ def example(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-HERE = Path(__file__).parent
-
-
-def write_misbehaving_config(folder: Path, **sections: Any) -> Path:
-    """Writes the config of a tiny run whose batches come from misbehaving.py; returns the file."""
-    folder.mkdir(exist_ok=True)
-    shutil.copy(HERE / "misbehaving.py", folder)
-    data = {"source": "misbehaving:rows", "prefetch": 1}
-    return write_config(folder, **{"data": data, "eval": {"every": 0, "batches": 2}, **sections})
-
-
-def launch_misbehaving(config: Path, on: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Launches it; the workers misbehave as the variables say."""
-    return spmdkit("launch", config, "--on", on, *arguments, timeout=600, PYTHONPATH=str(HERE.parent), **variables)

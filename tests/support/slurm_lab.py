@@ -1,8 +1,4 @@
-"""A Slurm of one's own: controller, munge and several nodes on this machine, for as long as a `with` block lasts.
-
-The nodes are `slurmd -N n1` and so on, on 127.0.0.1. Their names resolve in a mount namespace of the lab's own, which
-has another /etc/hosts; so commands of Slurm, and what is to meet its processes, are started inside it. Needs root.
-"""
+"""A Slurm of one's own: controller, munge and nodes on 127.0.0.1 in a mount namespace. Needs root."""
 
 import os
 import shutil

@@ -99,16 +99,7 @@ KINDS: dict[str, Callable[[Place], list[Fault]]] = {
 
 
 def plan(seed: int, *, steps: int, processes: int, every: float, save_every: int, eval_every: int) -> list[Fault]:
-    """Draws the faults of a run, in the order of their steps; each kind comes once before any comes twice.
-
-    Args:
-        seed: The seed of the choices.
-        steps: The steps of the run.
-        processes: The processes of the run.
-        every: The average number of steps between two faults, at least one.
-        save_every: `checkpoint.every`.
-        eval_every: `eval.every`.
-    """
+    """Draws the faults of a run, in the order of their steps; each kind comes once before any comes twice."""
     draw, names, found = random.Random(seed), [], []
     step = float(save_every)
     while True:
@@ -130,15 +121,7 @@ BEFORE_THE_STEP = ("read", "data", "batch", "step")
 
 
 class Recovery(NamedTuple):
-    """The outcome of one fault.
-
-    Attributes:
-        kind: The kind of the fault.
-        detected: Seconds until every process had ended; None if the run went on.
-        recovered: Seconds until the first step of the next attempt; None if there was none.
-        lost: The number of steps that were trained again.
-        cause: The rank that the launcher named, and its end.
-    """
+    """The outcome of one fault: seconds until all processes ended, and until the next attempt trained."""
 
     kind: str
     detected: float | None = None

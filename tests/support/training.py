@@ -22,17 +22,7 @@ PARAMS = {"w": jnp.ones(2)}
 
 
 class Played(NamedTuple):
-    """What came of it.
-
-    Attributes:
-        step: of the last state.
-        records: of logged steps.
-        saved: step -> notes.
-        said: lines.
-        ended: what the conductor has ended with.
-        run: as callbacks saw it.
-        state: the last.
-    """
+    """The result of `play`."""
 
     step: int
     records: list[dict[str, Any]]
@@ -59,20 +49,7 @@ def play(
     state: TrainState | None = None,
     step_batch: tuple[int, int] = (0, 0),
 ) -> Played:
-    """Trains; after each `every` steps an evaluation gives the next of `losses`, for the whole run.
-
-    Args:
-        callbacks: By name of their class in notes.
-        folder: Of the run.
-        steps: Of the whole run.
-        start: Steps done.
-        losses: Of the evaluations after step `every`, twice that, ...; none, nothing is evaluated on.
-        every: Steps from one evaluation to the next.
-        saves: After which steps to save anyway.
-        notes: Of the checkpoint that the run goes on from.
-        state: The first; a new one by default.
-        step_batch: Rows of a batch, and of an epoch.
-    """
+    """Trains; after each `every` steps an evaluation gives the next of `losses`, for the whole run."""
     said: list[str] = []
     saved: dict[int, dict[str, Any]] = {}
     records: list[dict[str, Any]] = []

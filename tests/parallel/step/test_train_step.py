@@ -69,7 +69,7 @@ def test_no_device_ever_holds_a_whole_large_array():
     state, key = step.abstract_state(), jax.ShapeDtypeStruct((2,), jnp.uint32)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     programs = (
-        jax.jit(partial(draw_params, step.model, step.precision), out_shardings=shardings.params).lower(key),
+        jax.jit(partial(draw_params, step.model, step.precision.params), out_shardings=shardings.params).lower(key),
         jax.jit(step._first_state, out_shardings=shardings, donate_argnums=0).lower(state.params, key),
     )
     whole = 1024 * 1024 * 4

@@ -16,7 +16,7 @@ from spmdkit.configs.config_text import config_schema
 ABOUT = {
     "Changes": "CHANGELOG.md",
     "Contributing": "CONTRIBUTING.md",
-    "What was measured": "benchmarks/RESULTS.md",
+    "Benchmark results": "benchmarks/RESULTS.md",
 }
 """Title -> Markdown file outside docs/ that is a page of the site."""
 SCHEMA = "schema.json"

@@ -99,10 +99,10 @@ def draw_run() -> str:
     parts = _boxes(phases, 20, 24, 144, 16)
     again = (
         '<path class="arrow" d="M572 106V134H252V109"/>'
-        '<text class="dim middle" x="412" y="152">the same command goes on from the last whole checkpoint, '
+        '<text class="dim middle" x="412" y="152">the same command resumes from the latest complete checkpoint, '
         "on any mesh</text>"
     )
-    title = "A run: config, plan, checks, steps, end; the same command goes on from the last checkpoint"
+    title = "A run: config, plan, checks, steps, end; the same command resumes from the latest checkpoint"
     return frame(824, 170, title, STYLE, [TIP, *parts, again])
 
 

@@ -1,6 +1,6 @@
-"""Makes docs/strategies/: a page for each strategy from its docstring, its options and what its step predicts.
+"""Makes docs/strategies/: a page for each strategy from its docstring, its options and its predicted collectives.
 
-`make figures` writes the pages and their drawings; a test holds them to what is made here.
+`make figures` writes the pages and their drawings; a test compares them with the output of this module.
 """
 
 import re
@@ -22,12 +22,12 @@ _INDENTED = re.compile(r"(?<=\n\n)(?: {4,}\S.*\n)+")
 
 
 class Example(NamedTuple):
-    """How a strategy is shown.
+    """The example of a strategy on its page.
 
     Attributes:
-        strategy: What a config says of it, on 8 devices.
-        preset: A config that comes with the package and trains under it.
-        options: Those of its axis that are its own; empty: all.
+        strategy: The section `strategy` of a config, for 8 devices.
+        preset: A preset that trains with the strategy.
+        options: The options of the axis that belong to the strategy; empty: all.
         model: The model, as Python.
         more: Further lines of the config.
     """
@@ -52,7 +52,7 @@ EXAMPLES = {
         "{data: {size: 2, local_steps: 8}, fsdp: 4}",
         "diloco",
         ("local_steps", "outer_learning_rate", "outer_momentum"),
-        more="train: {steps: 160}  # groups meet in the last step too\n",
+        more="train: {steps: 160}  # a multiple of local_steps\n",
     ),
     "compression": Example("{data: {size: 8, compress: int8}}", "compressed", ("compress",)),
 }
@@ -66,7 +66,7 @@ import spmdkit
 from spmdkit.models import {imports}
 
 model = {model}
-devices = [f"cuda:{{n}}" for n in range(8)]  # they need not be here: nothing runs
+devices = [f"cuda:{{n}}" for n in range(8)]  # they do not have to exist: nothing runs
 plan = spmdkit.lay_out(model, {strategy}, devices=devices)
 step = spmdkit.build_step(model, optax.adamw(1e-3), plan)
 
@@ -104,15 +104,15 @@ model: {{name: {model}, layers: 4, width: 128}}
 
 {use}
 
-## What each device holds
+## State of each device
 
 ![{alt}](../pictures/strategies/{file}.svg)
 
-## What happens in a step
+## Algorithm
 
 {how}
 
-## What it sends
+## Communication
 
 {costs}
 
@@ -120,14 +120,14 @@ The model of the example, {rows} rows of {length} positions in float32, sends in
 
 {table}
 
-Bytes are those of the whole value as a device holds or gets it: the operand of an all-reduce or a reduce-scatter, the
-result of an all-gather. `spmdkit explain` prints the same table for your config, and holds it to the compiled program.
+Bytes count the full value on each device: the operand of an all-reduce or a reduce-scatter, the result of an
+all-gather. `spmdkit explain` prints the same table for your config, and compares it with the compiled program.
 
 ## Options
 
 {options}
 
-[Every key](../configuration.md) of a config, these among them, has its place in one list.
+[Configuration](../configuration.md) lists all keys.
 
 ## The same in Python
 
@@ -161,7 +161,7 @@ def make(name: str) -> Made:
     program = _program(example)
     step, sent = _run(program)
     title, _, summary = parts["summary"].partition(": ")
-    alt = f"{title}: what each of 8 devices holds under {example.strategy}"
+    alt = f"{title}: the state of each of 8 devices under {example.strategy}"
     page = PAGE.format(
         title=title,
         file=name,
@@ -197,12 +197,12 @@ def write(docs: Path) -> None:
 
 
 def page_path(docs: Path, name: str) -> Path:
-    """Where the page of a strategy is."""
+    """Returns the path of the page of a strategy."""
     return docs / FOLDER / f"{name}.md"
 
 
 def drawing_path(docs: Path, name: str) -> Path:
-    """Where the drawing of a strategy is."""
+    """Returns the path of the drawing of a strategy."""
     return docs / "pictures" / FOLDER / f"{name}.svg"
 
 
@@ -222,7 +222,7 @@ def paragraphs(docstring: str) -> dict[str, str]:
 
 
 def as_markdown(text: str) -> str:
-    """A docstring as Markdown that code hosts and the site read alike: fenced code, lists indented by four."""
+    """Converts a docstring to Markdown for code hosts and the site: fenced code, lists indented by four."""
     text = _INDENTED.sub(_fenced, text + "\n")
     text = re.sub(r"^(\d+)\. ", r"\1.  ", text, flags=re.MULTILINE)
     return re.sub(r"^   (?=\S)", "    ", text, flags=re.MULTILINE).strip()
@@ -237,8 +237,8 @@ def _fenced(match: re.Match) -> str:
 
 
 def _splits(axis: str, plan: ShardingPlan) -> str:
-    """What the strategies of an axis say that they split over it, and the state that the update of this plan splits."""
-    words = {"work": "what the model works on"}
+    """Lists what the strategies of an axis split, including the optimizer's state if the plan's update splits it."""
+    words = {"work": "the model's work"}
     split = [words.get(what, what) for each in STRATEGIES.values() if axis == each.AXIS for what in each.SPLITS]
     stored, update = (table.row(DRAWN).layout for table in (plan.table, plan.update_table))
     return ", ".join([*split, *(["the optimizer's state"] if update != stored else [])])
@@ -273,7 +273,7 @@ def _options(axis: str, own: Sequence[str]) -> str:
         for field in fields(kind)
         if not own or field.name in own
     ]
-    return "\n".join(["| key | default | |", "|---|---|---|", *rows])
+    return "\n".join(["| key | default | description |", "|---|---|---|", *rows])
 
 
 def _shown(field: Any) -> str:

@@ -116,7 +116,7 @@ def test_outcomes_are_read_from_the_journal(tmp_path):
     path.write_text("".join(json.dumps(event) + "\n" for event in EVENTS))
     killed, paused = recoveries(Journal(path))
     assert killed[:4] == ("kill", 1.5, 6, 2)
-    assert str(paused) == "pause: went on"
+    assert str(paused) == "pause: continued"
 
 
 @pytest.mark.slow

@@ -73,11 +73,11 @@ KINDS: dict[str, Callable[[Place], list[Fault]]] = {
     "killed while it waits for data": _one("kill", "data"),
     "killed in an evaluation": _one("kill", "evaluation"),
     "killed before a save": _one("kill", "save"),
-    "killed before the folder of a save": _one("kill", "save:folder"),
+    "killed before the directory of a save": _one("kill", "save:folder"),
     "killed while arrays are written": _one("kill", "save:arrays"),
     "killed before the description": _one("kill", "save:metadata"),
     "killed before the commit": _one("kill", "save:commit"),
-    "killed again while it restores": _during_recovery,
+    "killed again during the restore": _during_recovery,
     "aborted": _one("abort", "step"),
     "segmentation fault": _one("segv", "step"),
     "ended with code 0": _one("exit", "step"),
@@ -89,10 +89,10 @@ KINDS: dict[str, Callable[[Place], list[Fault]]] = {
     "SIGTERM to one rank": _one("signal", "step"),
     "SIGTERM, then SIGKILL": _one("signal", "step", signals=("SIGTERM", "SIGKILL"), seconds=0.3),
     "SIGTERM while it waits for data": _one("signal", "data"),
-    "stands still for a second": _one("pause", "step", seconds=1.0),
-    "a value of the batch is not a number": _one("nan", "batch"),
+    "pauses for a second": _one("pause", "step", seconds=1.0),
+    "NaN in the batch": _one("nan", "batch"),
     "checkpoint with flipped bits": _damaged("flip"),
-    "checkpoint with cut files": _damaged("truncate"),
+    "checkpoint with truncated files": _damaged("truncate"),
     "checkpoint without files": _damaged("empty"),
 }
 """Name -> the faults that it consists of."""
@@ -131,7 +131,7 @@ class Recovery(NamedTuple):
 
     def __str__(self) -> str:
         if self.detected is None:
-            return f"{self.kind}: went on"
+            return f"{self.kind}: continued"
         again = "not trained again" if self.recovered is None else f"trained again after {self.recovered:.1f} s"
         return f"{self.kind}: all ended after {self.detected:.1f} s, {again}, {self.lost} steps lost: {self.cause}"
 

@@ -9,7 +9,7 @@ Every process makes the same number of batches, so no iterator ends on one proce
 
 import atexit
 import threading
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import closing
 from queue import SimpleQueue
 
@@ -21,7 +21,7 @@ from ..mesh.errors import UserError
 from ..mesh.processes import is_main_process, print_progress
 from .ordering.buckets import BucketedSource
 from .ordering.order import batch_number, source_order
-from .placement import check_divisible, mover, place, rows_of_devices, storage_sharding
+from .placement import Rules, Storage, check_divisible
 from .source import Source, is_stream
 from .value_ranges import NO_LIMITS, Limits, checked
 from .windows import WindowSource
@@ -44,7 +44,7 @@ def train_batches(
     prefetch: int = 2,
     threads: int = 0,
     limits: Limits = NO_LIMITS,
-    layout: Sequence[str] = (),
+    layout: Rules | None = None,
     left_out: Collection[int] = (),
 ) -> Generator[Batch, None, None]:
     """Yields the batches of training steps start_step, start_step + 1, ..., start_step + num_steps - 1.
@@ -60,7 +60,7 @@ def train_batches(
         prefetch: Batches that a background thread keeps ready on the devices; 0 reads on demand.
         threads: Further threads that read examples, for slow storage; not used if the source is a stream.
         limits: The values that the model accepts; every batch is checked.
-        layout: The mesh axes that split the rows where they are read, see `placement`; empty: those of `sharding`.
+        layout: The layout of arrays before the step takes them, see `placement`; None: `sharding`.
         left_out: Numbers of the batches of the order that no step gets; see `order.batch_number`.
 
     Returns:
@@ -77,8 +77,7 @@ def train_batches(
     streamed = is_stream(source)
     if min(seed, start_step, num_steps) < 0:
         raise UserError(f"seed={seed}, start_step={start_step} and num_steps={num_steps} must be 0 or more.")
-    stored = storage_sharding(layout, sharding, global_batch)
-    rows = rows_of_devices(stored, global_batch, sharding.addressable_devices)
+    storage, rows = _storage(source, sharding, global_batch, layout)
     take = checked(source, limits, "training")
 
     def read(step: int) -> LocalBatch:
@@ -93,7 +92,7 @@ def train_batches(
         )
     steps = range(start_step, start_step + num_steps)
     threads = 0 if streamed else threads
-    return _batches(read, stored, sharding, rows, global_batch, steps, prefetch=prefetch, threads=threads)
+    return _batches(read, storage, rows, global_batch, steps, prefetch=prefetch, threads=threads)
 
 
 def eval_batches(
@@ -105,7 +104,7 @@ def eval_batches(
     prefetch: int = 2,
     threads: int = 0,
     limits: Limits = NO_LIMITS,
-    layout: Sequence[str] = (),
+    layout: Rules | None = None,
 ) -> Generator[Batch, None, None]:
     """Yields all examples of a source in order, each once.
 
@@ -128,8 +127,7 @@ def eval_batches(
         BadDataError: While reading, if a value is invalid (see `value_ranges`).
     """
     take = checked(source, limits, "evaluation")
-    stored = storage_sharding(layout, sharding, global_batch)
-    rows = rows_of_devices(stored, global_batch, sharding.addressable_devices)
+    storage, rows = _storage(source, sharding, global_batch, layout)
     num_batches = min(-(-len(source) // global_batch), len(source) if max_batches is None else max_batches)
 
     def read(step: int) -> LocalBatch:
@@ -139,8 +137,7 @@ def eval_batches(
         weights[indices >= len(source)] = 0
         return {**local, "weights": weights, "example": (indices % EXAMPLE_MODULUS).astype(np.int32)}
 
-    steps = range(num_batches)
-    return _batches(read, stored, sharding, rows, global_batch, steps, prefetch=prefetch, threads=threads)
+    return _batches(read, storage, rows, global_batch, range(num_batches), prefetch=prefetch, threads=threads)
 
 
 def check_enough(source: Source, global_batch: int) -> None:
@@ -190,10 +187,36 @@ def further_batches(
         yield abstract_batch([example], global_batch, sharding)
 
 
+def check_layout(source: Source, global_batch: int, sharding: NamedSharding, layout: Rules) -> None:
+    """Raises a UserError if batches of a source, of any of its lengths, cannot be stored in a layout.
+
+    Args:
+        source: A split of the data.
+        global_batch: Rows of a batch, over all processes.
+        sharding: The split of rows over the mesh; its devices need not exist.
+        layout: See `train_batches`.
+    """
+    storage = Storage(layout, sharding)
+    for batch in (abstract_batch(source, global_batch, sharding), *further_batches(source, global_batch, sharding)):
+        storage.check({name: array.shape for name, array in batch.items()})
+
+
+def _storage(
+    source: Source, sharding: NamedSharding, global_batch: int, layout: Rules | None
+) -> tuple[Storage, np.ndarray]:
+    """Returns the layout of batches, and the rows of the global batch that this process reads."""
+    check_divisible(sharding, global_batch)
+    storage = Storage(layout or {}, sharding)
+    shapes: dict[str, tuple[int, ...]] = {"example": (global_batch,)}
+    if layout:
+        shapes |= {name: (global_batch, *np.shape(row)) for name, row in source[0].items()}
+        storage.check(shapes)
+    return storage, storage.rows_of_devices(shapes, [*sharding.addressable_devices])
+
+
 def _batches(
     read: Callable[[int], LocalBatch],
-    stored: NamedSharding,
-    sharding: NamedSharding,
+    storage: Storage,
     rows: np.ndarray,
     global_batch: int,
     steps: range,
@@ -208,10 +231,10 @@ def _batches(
 
         options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
         with closing(iter(grain.MapDataset.source(steps).map(read).to_iter_dataset(options))) as local:
-            yield from (place(batch, rows, global_batch, stored) for batch in local)
+            yield from (storage.place(batch, rows, global_batch) for batch in local)
 
     with closing(prefetch_items(placed(), prefetch)) as batches:
-        yield from batches if stored == sharding else map(mover(sharding), batches)
+        yield from map(storage.to_step, batches)
 
 
 def prefetch_items(items: Generator[Batch, None, None], depth: int) -> Generator[Batch, None, None]:

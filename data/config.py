@@ -1,11 +1,10 @@
 """The `data:` section of a config: the source, how it is cut into examples, and their order."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BeforeValidator
 
 from ..mesh.errors import UserError, did_you_mean
 from ..parallel.options import type_problems
@@ -24,10 +23,6 @@ Fraction = Annotated[float, Ge(0), Lt(1)]
 TokenId = Annotated[int, Ge(-1), Le(2**31 - 2)]
 Count = Annotated[int, Ge(0)]
 Ahead = Annotated[int, Ge(0), Le(MAX_AHEAD)]
-MeshAxes = Annotated[
-    tuple[str, ...], BeforeValidator(lambda given: tuple(given) if isinstance(given, list) or given == {} else given)
-]
-"""Names of mesh axes; config.yaml of earlier commits has an empty mapping for none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,10 +136,10 @@ class DataConfig:
     threads: Ahead = 0
     """Further threads that read examples, for slow storage."""
 
-    layout: MeshAxes = ()
-    """Mesh axes that split the rows of a batch where they are read, slowest first: with [data, fsdp, context, tensor],
-    one process reads each row and sends it to one device, and devices exchange rows before the step. Empty: those of
-    the step."""
+    layout: Mapping[str, tuple[str | tuple[str, ...] | None, ...]] = field(default_factory=dict)
+    """Layout of the arrays of a batch before the step takes them, by the first regular expression that matches the
+    whole name: one entry per dim, a mesh axis, null or a list of axes; {".*": [[data, fsdp, context, tensor]]} reads
+    every row in one process and sends it to one device. Empty: the step's layout at once."""
 
     @property
     def document_end(self) -> int | None:

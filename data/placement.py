@@ -6,25 +6,31 @@ communicate.
 
 The step splits the rows of a batch over `data`, `fsdp` and the other axes that split rows, and every device of a
 `context` or `tensor` group holds the same rows: each of its hosts would read them, and send them to each of its
-devices. `data.layout` splits the rows further, so that one host reads each row and sends it to one device:
+devices. A storage layout splits them further, so that one host reads each value and sends it to one device:
 
-    data.layout: [data, fsdp, context, tensor]
+    data.layout: {".*": [[data, fsdp, context, tensor]]}           rows over all devices: fewer to read
+    data.layout: {"inputs|targets": [[data, fsdp], context]}       rows as in the step, positions over `context`
 
-A compiled program then moves a batch from this layout to that of the step: an all-gather between devices, whose
+A compiled program then moves a batch from the storage layout to that of the step: an all-gather between devices, whose
 links are many times as fast as those to the host. It runs in the thread of the steps, so that all processes start their
 collectives in the same order.
 """
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..mesh.compat import Device
-from ..mesh.errors import UserError, unknown_name
+from ..mesh.errors import UserError, counted, did_you_mean
+
+Axes = str | Sequence[str] | None
+Rules = Mapping[str, Sequence[Axes]]
+KEY = "data.layout"
 
 
 def rows_of_devices(sharding: NamedSharding, global_batch: int, devices: Iterable[Device]) -> np.ndarray:
@@ -47,7 +53,7 @@ def rows_of_devices(sharding: NamedSharding, global_batch: int, devices: Iterabl
     return np.unique(np.concatenate([np.arange(start, stop) for start, stop in held]))
 
 
-def check_divisible(sharding: NamedSharding, global_batch: int, other_fix: str = "") -> None:
+def check_divisible(sharding: NamedSharding, global_batch: int) -> None:
     """Raises a UserError unless the sharding splits `global_batch` rows evenly."""
     axes = sharding.spec[0] if len(sharding.spec) else None
     axes = (axes,) if isinstance(axes, str) else tuple(axes or ())
@@ -59,62 +65,128 @@ def check_divisible(sharding: NamedSharding, global_batch: int, other_fix: str =
         product = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
         raise UserError(
             f"train.global_batch={global_batch} rows cannot be split over the mesh axes {product} = {parts} parts: "
-            f"{global_batch} % {parts} = {global_batch % parts}. Set train.global_batch to {nearest}{other_fix}."
+            f"{global_batch} % {parts} = {global_batch % parts}. Set train.global_batch to {nearest}."
         )
 
 
-def storage_sharding(axes: Sequence[str], step: NamedSharding, global_batch: int) -> NamedSharding:
-    """Returns the sharding of the rows of a batch where they are read, before the step takes them.
+class Storage:
+    """The layout of batches before the step takes them.
 
     Args:
-        axes: The mesh axes that split the rows, slowest first (`data.layout`); empty: those of the step.
-        step: The sharding of the rows in the step; its devices need not exist.
-        global_batch: Rows in the batch, over all processes.
+        rules: Regular expression of array names -> one entry per dim: a mesh axis, None or several axes. The first rule
+            that matches a whole name applies; an array without a rule has the step's layout at once. An array with
+            fewer dims than entries takes the first ones.
+        step: The sharding of rows in the step; further dims are not split.
 
     Raises:
-        UserError: An axis is unknown or listed twice, or an axis does not split `global_batch` rows evenly.
-    """
-    check_divisible(step, global_batch)
-    if not axes:
-        return step
-    for axis in axes:
-        if axis not in step.mesh.shape:
-            raise UserError(f"data.layout: {unknown_name('mesh axis', axis, step.mesh.shape)}")
-        if list(axes).count(axis) > 1:
-            raise UserError(f"data.layout={list(axes)} lists {axis} twice; an axis can split the rows only once.")
-    stored = NamedSharding(step.mesh, PartitionSpec(tuple(axes)))
-    check_divisible(stored, global_batch, " or remove an axis from data.layout")
-    return stored
-
-
-def place(
-    local: Mapping[str, np.ndarray], rows: np.ndarray, global_batch: int, sharding: NamedSharding
-) -> dict[str, jax.Array]:
-    """Places the rows that this process has read on its devices.
-
-    Args:
-        local: Name -> the rows of this process, (len(rows), ...).
-        rows: Their places in the global batch, from `rows_of_devices`.
-        global_batch: Rows in the batch, over all processes.
-        sharding: The sharding of the rows; further dims are not split.
-
-    Returns:
-        Name -> global array (global_batch, ...), of JAX's dtype for the NumPy dtype.
+        UserError: A rule names an unknown axis or the same axis twice, or its key is not a valid regular expression.
     """
 
-    def part(array: np.ndarray, index: tuple[slice, ...] | None) -> np.ndarray:
+    def __init__(self, rules: Rules, step: NamedSharding) -> None:
+        self._rules: dict[re.Pattern[str], tuple[tuple[str, ...], ...]] = {}
+        for pattern, entries in rules.items():
+            try:
+                compiled = re.compile(pattern)
+            except re.error as error:
+                raise UserError(f"{KEY}: {pattern!r} is not a valid regular expression: {error}.") from error
+            self._rules[compiled] = _entries(pattern, entries, step)
+        self.step = step
+
+    def sharding(self, name: str, shape: Sequence[int]) -> NamedSharding:
+        """Returns the storage layout of an array of a batch with this global shape.
+
+        Raises:
+            UserError: The layout does not divide a dim.
+        """
+        entries = next((entries for pattern, entries in self._rules.items() if pattern.fullmatch(name)), None)
+        if entries is None:
+            return self.step
+        for dim, axes in enumerate(entries[: len(shape)]):
+            parts = math.prod(self.step.mesh.shape[axis] for axis in axes)
+            if shape[dim] % parts:
+                raise UserError(
+                    f"{KEY} splits dim {dim} of {name} {tuple(shape)} over {' x '.join(axes)} = {parts} parts: "
+                    f"{shape[dim]} % {parts} = {shape[dim] % parts}. Remove an axis, or change the size of the dim."
+                )
+        return NamedSharding(self.step.mesh, PartitionSpec(*(axes or None for axes in entries[: len(shape)])))
+
+    def check(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Raises a UserError if arrays of these global shapes cannot be stored, or a rule matches none of them."""
+        for name, shape in shapes.items():
+            self.sharding(name, shape)
+        for pattern, entries in self._rules.items():
+            dims = {name: len(shape) for name, shape in shapes.items() if pattern.fullmatch(name)}
+            if not dims:
+                hint = did_you_mean(pattern.pattern, [*shapes])
+                raise UserError(
+                    f"{KEY}: {pattern.pattern!r} does not match any array of a batch ({', '.join(shapes)}).{hint}"
+                )
+            longest = max(dims, key=lambda name: dims[name])
+            if len(entries) > dims[longest]:
+                raise UserError(
+                    f"{KEY}[{pattern.pattern!r}] has {len(entries)} entries, but {longest} has "
+                    f"{counted(dims[longest], 'dim')}. Give at most one entry per dim."
+                )
+
+    def rows_of_devices(self, shapes: Mapping[str, Sequence[int]], devices: Sequence[Device]) -> np.ndarray:
+        """Returns the rows of the global batch that some devices hold of any array: int64, sorted, each once."""
+        shardings = {self.sharding(name, shape) for name, shape in shapes.items()}
+        global_batch = next(iter(shapes.values()))[0]
+        of_rows = [NamedSharding(each.mesh, PartitionSpec(*each.spec[:1])) for each in shardings]
+        return np.unique(np.concatenate([rows_of_devices(each, global_batch, devices) for each in of_rows]))
+
+    def place(self, local: Mapping[str, np.ndarray], rows: np.ndarray, global_batch: int) -> dict[str, jax.Array]:
+        """Places the rows that this process has read on its devices, each value only on those that store it.
+
+        Args:
+            local: Name -> the rows of this process, (len(rows), ...).
+            rows: Their places in the global batch, from `rows_of_devices`.
+            global_batch: Rows in the batch, over all processes.
+
+        Returns:
+            Name -> global array (global_batch, ...) in the storage layout, of JAX's dtype for the NumPy dtype.
+        """
+        placed = {}
+        for name, array in local.items():
+            shape = (global_batch, *array.shape[1:])
+            part = _part_of(array, rows, global_batch)
+            placed[name] = jax.make_array_from_callback(shape, self.sharding(name, shape), part)
+        return placed
+
+    def to_step(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Moves a batch to the layout of the step with one program, compiled once for each kind of batch."""
+        moving = {name: array for name, array in batch.items() if array.sharding != self.step}
+        return {**batch, **self.move(moving)} if moving else dict(batch)
+
+    @functools.cached_property
+    def move(self) -> "jax.stages.Wrapped":
+        """The program from the storage layout to that of the step."""
+        return jax.jit(lambda batch: batch, out_shardings=self.step)
+
+
+def _part_of(
+    array: np.ndarray, rows: np.ndarray, global_batch: int
+) -> Callable[[tuple[slice, ...] | None], np.ndarray]:
+    """Returns the function from the index of a device's part to its values, among the rows of this process."""
+
+    def part(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None, "arrays without a row dim are not placed"
         start, stop, _ = index[0].indices(global_batch)
         first = int(np.searchsorted(rows, start))
-        return array[first : first + stop - start]
+        return array[(slice(first, first + stop - start), *index[1:])]
 
-    return {
-        name: jax.make_array_from_callback((global_batch, *array.shape[1:]), sharding, functools.partial(part, array))
-        for name, array in local.items()
-    }
+    return part
 
 
-@functools.cache
-def mover(sharding: NamedSharding) -> "jax.stages.Wrapped":
-    """Returns the program that moves a batch to a sharding, compiled once for each kind of batch."""
-    return jax.jit(lambda batch: batch, out_shardings=sharding)
+def _entries(pattern: str, entries: Sequence[Axes], step: NamedSharding) -> tuple[tuple[str, ...], ...]:
+    """Returns the axes of each dim, without those of size 1."""
+    named = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in entries]
+    axes = [axis for entry in named for axis in entry]
+    sizes = dict(step.mesh.shape)
+    for axis in axes:
+        if axis not in sizes:
+            known = f"the mesh has {', '.join(sizes)}.{did_you_mean(axis, sizes)}"
+            raise UserError(f"{KEY}[{pattern!r}]: unknown axis {axis!r}; {known}")
+        if axes.count(axis) > 1:
+            raise UserError(f"{KEY}[{pattern!r}] names the axis {axis} twice; an axis can split only one dim.")
+    return tuple(tuple(axis for axis in entry if sizes[axis] > 1) for entry in named)

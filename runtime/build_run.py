@@ -13,8 +13,7 @@ from ..configs.config_paths import below_root, is_schedule_file
 from ..configs.config_text import as_plain
 from ..configs.elastic import fit_to_devices
 from ..configs.schema import Config, RunConfig
-from ..data.batches import abstract_batch, check_enough
-from ..data.placement import storage_sharding
+from ..data.batches import abstract_batch, check_enough, check_layout
 from ..data.source import take
 from ..data.splits import Splits, open_splits
 from ..data.value_ranges import Limit, Limits, check_splits
@@ -127,7 +126,9 @@ def build(
     without_devices = layouts.mesh.target is not None and not has_compiler()
     sharding, global_batch = layouts.batch_sharding(abstract=without_devices), config.train.global_batch
     batch = abstract_batch(splits.train, global_batch, sharding)
-    storage_sharding(config.data.layout, sharding, global_batch)
+    for source in (splits.train, splits.evaluation):
+        if source is not None and config.data.layout:
+            check_layout(source, global_batch, sharding, config.data.layout)
     runs = check_functions(model, step, batch, evaluates=splits.evaluation is not None)
     if runs and layouts.mesh.target is None:
         order = {"seed": config.run.seed, "shuffle": config.data.shuffle}

@@ -46,7 +46,7 @@ def test_presets_load_back_equal(name, tmp_path):
         "model={name: transformer, lora: {rank: 2, match: [blocks/.*]}}",
         "model={name: 'mine:make', width: 3, lora: {match: [w]}}",
         'data={source: text, files: ["a: b", "*.txt"]}',
-        "data.layout=[data, fsdp]",
+        'data.layout={".*": [[data, fsdp], null]}',
         "run.xla=[xla_gpu_autotune_level=2]",
     ],
 )

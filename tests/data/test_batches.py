@@ -20,6 +20,7 @@ from spmdkit.data import (
 )
 from spmdkit.data import batches as data_batches
 from spmdkit.data.batches import check_enough, prefetch_items
+from spmdkit.data.placement import Storage
 
 
 def numbered(rows=50, length=3):
@@ -124,7 +125,8 @@ class Recording:
 def test_processes_read_only_their_rows(num_processes, axis_names, monkeypatch):
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), axis_names, axis_types=(AxisType.Auto,) * 2)
     sharding = NamedSharding(mesh, PartitionSpec(tuple(name for name in axis_names if name != "tensor")))
-    monkeypatch.setattr(data_batches, "place", lambda local, rows, global_batch, stored: {**local, "rows": rows})
+    monkeypatch.setattr(Storage, "place", lambda self, local, rows, global_batch: {**local, "rows": rows})
+    monkeypatch.setattr(Storage, "to_step", lambda self, batch: batch)
     whole = run(numbered(), sharding)
     for devices in np.array_split(np.array(jax.devices()), num_processes):
         source = Recording(numbered())

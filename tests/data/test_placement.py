@@ -1,11 +1,14 @@
 """Rows follow from the sharding: pretend processes, any mesh, no rank."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
-from spmdkit.data import eval_batches, from_arrays, train_batches
-from spmdkit.data.placement import check_divisible, mover, place, rows_of_devices, storage_sharding
+from spmdkit.data import bucket_by_length, eval_batches, from_arrays, from_dataset, train_batches
+from spmdkit.data.batches import check_layout
+from spmdkit.data.placement import Storage, check_divisible, rows_of_devices
 from spmdkit.mesh.device_mesh import DeviceMesh
 from spmdkit.mesh.errors import UserError
 from spmdkit.parallel.xla.census import census
@@ -37,7 +40,7 @@ def test_two_pretend_processes(shape, axis_names, spec, expected):
 def test_place_rows_puts_each_row_where_the_sharding_says(mesh, spec):
     sharding = NamedSharding(mesh, PartitionSpec(*spec))
     batch = {"a": np.arange(48, dtype=np.int32).reshape(16, 3), "b": np.arange(16, dtype=np.float32)}
-    placed = place(batch, np.arange(16), 16, sharding)
+    placed = Storage({}, sharding).place(batch, np.arange(16), 16)
     for name, array in batch.items():
         assert np.array_equal(placed[name], array)
         assert placed[name].sharding == sharding
@@ -53,7 +56,7 @@ def test_a_process_finds_its_rows_among_those_it_read(monkeypatch, spec):
     monkeypatch.setattr(jax, "make_array_from_callback", lambda shape, sharding, part: part)
     for devices in (jax.devices()[:4], jax.devices()[4:]):
         rows = rows_of_devices(sharding, 16, devices)
-        part = place({"a": batch[rows]}, rows, 16, sharding)["a"]
+        part = Storage({}, sharding).place({"a": batch[rows]}, rows, 16)["a"]
         for device in devices:
             index = sharding.devices_indices_map((16,))[device]
             np.testing.assert_array_equal(part(index), batch[index])
@@ -63,7 +66,7 @@ def test_a_process_finds_its_rows_among_those_it_read(monkeypatch, spec):
 def test_places_arrays_in_dtypes_of_jax(sharding, bits, request):
     if bits == 64:
         request.getfixturevalue("float64")
-    placed = place({"a": np.zeros(8, np.int64), "b": np.zeros(8, np.float64)}, np.arange(8), 8, sharding)
+    placed = Storage({}, sharding).place({"a": np.zeros(8, np.int64), "b": np.zeros(8, np.float64)}, np.arange(8), 8)
     assert (str(placed["a"].dtype), str(placed["b"].dtype)) == (f"int{bits}", f"float{bits}")
 
 
@@ -84,12 +87,14 @@ def test_divisibility_needs_no_devices():
 
 
 ROWS, LENGTH = 16, 12
-ALL_AXES = ["data", "context", "tensor"]
+OVER_ALL = {".*": [["data", "context", "tensor"]]}
+POSITIONS = {"inputs|targets|weights": [["data"], "context"], "example": [["data", "context"]]}
+SIZES = {"data": 2, "context": 2, "tensor": 2}
 
 
 @pytest.fixture
 def device_mesh():
-    return DeviceMesh.of(data=2, context=2, tensor=2)
+    return DeviceMesh.of(**SIZES)
 
 
 @pytest.fixture
@@ -109,42 +114,78 @@ def batches(source, step, layout):
     yield from eval_batches(source, step, **options)
 
 
-@pytest.mark.parametrize("layout", [ALL_AXES, ["context", "data"], ["tensor"]])
+@pytest.mark.parametrize("layout", [OVER_ALL, POSITIONS, {"inputs": [None, "tensor"]}, {"inputs": ["context", "data"]}])
 def test_layout_keeps_batches(layout, source, step):
-    for one, other in zip(batches(source, step, layout), batches(source, step, ()), strict=True):
+    for one, other in zip(batches(source, step, layout), batches(source, step, None), strict=True):
         assert one.keys() == other.keys()
         for name, array in other.items():
             np.testing.assert_array_equal(one[name], array)
             assert one[name].sharding == array.sharding
 
 
-def test_one_program_gathers_to_step_layout(device_mesh, step):
-    stored = storage_sharding(ALL_AXES, step, ROWS)
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        (OVER_ALL, {("all-gather", ("context", "tensor")): 3 * ROWS * LENGTH * 4 // 2 + ROWS * 4 // 2}),
+        (POSITIONS, {("all-gather", ("context",)): 3 * ROWS * LENGTH * 4 // 2 + ROWS * 4 // 2}),
+    ],
+    ids=["all", "positions"],
+)
+def test_one_program_gathers_to_step_layout(layout, expected, device_mesh, step):
+    storage = Storage(layout, step)
     shapes = {"inputs": (ROWS, LENGTH), "targets": (ROWS, LENGTH), "weights": (ROWS, LENGTH), "example": (ROWS,)}
-    batch = {name: jax.ShapeDtypeStruct(shape, np.float32, sharding=stored) for name, shape in shapes.items()}
-    found = census(mover(step).lower(batch).compile().as_text() or "", device_mesh)
-    gathered = 3 * ROWS * LENGTH * 4 // 2 + ROWS * 4 // 2
-    assert {(each.kind, each.axes): each.bytes for each in found} == {("all-gather", ("context", "tensor")): gathered}
+    stored = {
+        name: jax.ShapeDtypeStruct(shape, np.float32, sharding=storage.sharding(name, shape))
+        for name, shape in shapes.items()
+    }
+    found = census(storage.move.lower(stored).compile().as_text() or "", device_mesh)
+    assert {(each.kind, each.axes): each.bytes for each in found} == expected
 
 
-def test_layout_reads_each_row_once_and_sends_each_value_once(step):
+def test_layout_reads_each_row_once_and_sends_each_value_once(step, source):
     """The processes here are halves of a context group: without a layout both read all rows of it."""
-    stored = storage_sharding(ALL_AXES, step, ROWS)
-    halves = np.moveaxis(np.array(step.mesh.devices), step.mesh.axis_names.index("context"), 0).reshape(2, -1)
-    read = [rows_of_devices(stored, ROWS, half).tolist() for half in halves]
-    assert sorted(read[0] + read[1]) == [*range(ROWS)]
-    placed = place({"inputs": np.zeros((ROWS, LENGTH))}, np.arange(ROWS), ROWS, stored)["inputs"]
-    assert sum(shard.data.size for shard in placed.addressable_shards) == ROWS * LENGTH
+    shapes = {"inputs": (ROWS, LENGTH), "example": (ROWS,)}
+    devices = np.moveaxis(np.array(step.mesh.devices), step.mesh.axis_names.index("context"), 0).reshape(2, -1)
+    read = {}
+    for name, layout in (("all", OVER_ALL), ("positions", POSITIONS)):
+        storage = Storage(layout, step)
+        read[name] = [storage.rows_of_devices(shapes, [*half]).tolist() for half in devices]
+    assert sorted(read["all"][0] + read["all"][1]) == [*range(ROWS)]
+    assert read["positions"] == [[*range(ROWS)]] * 2
+    local = {"inputs": np.zeros(shapes["inputs"]), "example": np.zeros(ROWS)}
+    placed = Storage(OVER_ALL, step).place(local, np.arange(ROWS), ROWS)
+    for name, array in local.items():
+        assert sum(shard.data.size for shard in placed[name].addressable_shards) == array.size
 
 
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        (["data", "contxt"], r"data\.layout: Unknown mesh axis 'contxt'; known: .*Did you mean 'context'"),
-        (["data", "data"], r"data\.layout=\['data', 'data'\] lists data twice"),
-        (["data", "context", "tensor"], r"= 8 parts: 12 % 8 = 4\..* 8 or 16 or remove an axis from data.layout"),
+        ({"inputs": ["data", "contxt"]}, "unknown axis 'contxt'; the mesh has .*Did you mean context"),
+        ({"inputs": ["data", "data"]}, "names the axis data twice; an axis can split only one dim"),
+        (
+            {"inputs": [None, ["data", "context", "tensor"]]},
+            "splits dim 1 of inputs (16, 12) over .* = 8 parts: 12 %",
+        ),
+        (
+            {"input": ["data"]},
+            "'input' does not match any array of a batch (example, inputs, targets, weights). Did you mean inputs",
+        ),
+        ({".*": ["data", None, None]}, r"['.*'] has 3 entries, but \w+ has 2 dims. Give at most one entry per dim"),
+        ({"(": ["data"]}, "'(' is not a valid regular expression"),
     ],
 )
 def test_rejects_invalid_layouts(layout, message, source, step):
-    with pytest.raises(UserError, match=message):
-        train_batches(source, step, global_batch=12, seed=0, start_step=0, num_steps=1, layout=layout)
+    with pytest.raises(UserError) as caught:
+        train_batches(source, step, global_batch=ROWS, seed=0, start_step=0, num_steps=1, layout=layout)
+    assert re.search(re.sub(r"[][()]", lambda found: rf"\{found[0]}", message), str(caught.value))
+    assert "data.layout" in str(caught.value)
+
+
+def test_checks_layout_for_every_bucket_length():
+    """Of the lengths 8 and 6, the longest would divide."""
+    rows = [(np.arange(length), np.arange(length)) for length in (8, 6) for _ in range(8)]
+    splits = bucket_by_length(from_dataset(rows), lengths=(6, 8))
+    devices = DeviceMesh.of(data=2, context=4).backend_mesh
+    with pytest.raises(UserError, match=r"splits dim 1 of inputs \(8, 6\) over context = 4 parts: 6 % 4 = 2"):
+        check_layout(splits.train, 8, NamedSharding(devices, PartitionSpec("data")), {"inputs": [None, "context"]})

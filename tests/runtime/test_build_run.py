@@ -1,8 +1,10 @@
 """A run built from its config: everything is abstract until it starts."""
 
 import jax
+import numpy as np
 import pytest
 from spmdkit.configs import ConfigError, load_config
+from spmdkit.data import from_arrays, open_splits
 from spmdkit.data.value_ranges import Limit, Limits
 from spmdkit.mesh.errors import UserError
 from spmdkit.parallel import BlockModel
@@ -95,9 +97,20 @@ def test_64_bit_types_where_asked_for(override, x64, tmp_path):
     assert jax.config.jax_enable_x64 == x64
 
 
-def test_rejects_invalid_batch_layouts_before_compilation(tmp_path):
-    with pytest.raises(UserError, match=r"data.layout: Unknown mesh axis 'fdsp'; .* Did you mean 'fsdp'"):
-        build(load_config(write_config(tmp_path), ["data.layout=[fdsp]"]))
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ("{inputs: [null, fdsp]}", r"data.layout\['inputs'\]: unknown axis 'fdsp'; .* Did you mean fsdp"),
+        ("{inputs: [null, fsdp]}", r"data.layout splits dim 1 of inputs \(16, 63\) over fsdp = 4 parts"),
+    ],
+)
+def test_rejects_invalid_batch_layouts_before_compilation(tmp_path, layout, message):
+    """The held-out ones too: their rows are a value shorter."""
+    config = load_config(write_config(tmp_path), [f"data.layout={layout}"])
+    splits = open_splits(config.data)
+    held_out = from_arrays({"inputs": np.zeros((8, 63), np.float32), "targets": np.zeros(8, np.int32)}).train
+    with pytest.raises(UserError, match=message):
+        build(config, splits=splits._replace(evaluation=held_out))
 
 
 CLASSES = Limit("model.classes", 10)

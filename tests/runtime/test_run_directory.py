@@ -67,7 +67,7 @@ def test_every_kind_of_value_is_the_same_when_read_back(tmp_path):
         "optimizer.learning_rate=0.5",
         "precision.compute=bfloat16",
         "data.threads=2",
-        "data.layout=[data, fsdp]",
+        "data.layout={inputs: [[data, fsdp]]}",
     ],
 )
 def test_what_may_change(config, override):

@@ -206,5 +206,5 @@ class MLflow(Tracker):
 
 
 def _name(text: str) -> str:
-    """Returns a valid name for MLflow, such as optimizer.groups.head/_ for optimizer.groups.head/.*."""
+    """Returns a valid name for MLflow, such as data.layout._ for data.layout.*."""
     return REFUSED.sub("_", text)

@@ -39,14 +39,12 @@ class LaunchRequest(NamedTuple):
         overrides: Arguments of the form `key=value`.
         fresh: Start from step 0; process 0 moves the contents of the run's directory aside, except its logs.
         restarts: The maximum number of restarts in a row without a newer checkpoint.
-        wait: Wait for the end of the run, if a scheduler takes it.
     """
 
     source: str
     overrides: tuple[str, ...] = ()
     fresh: bool = False
     restarts: int = 0
-    wait: bool = False
 
 
 class LaunchJob(NamedTuple):

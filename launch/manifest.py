@@ -328,12 +328,6 @@ def find_problems(job: LaunchJob) -> Iterator[str]:
         )
     if job.request.fresh:
         yield "--fresh would start anew with every recreated pod. Set run.dir to another directory instead."
-    if job.request.wait:
-        done = "Completed" if wanted.form == "jobset" else "Complete"
-        yield (
-            "--wait is not available: the cluster keeps no exit code of the whole run. Remove it, and wait with: "
-            f"kubectl wait --for=condition={done} {wanted.form}/{job_name(job)} --timeout=24h"
-        )
 
 
 def parse_time_limit(text: str) -> int:

@@ -20,7 +20,7 @@ from ..mesh.processes import ranks
 from .launchers import LaunchJob, LaunchRequest, assignments, invalid_target
 from .remote import client
 from .remote.hosts import Host, Hosts, read_hosts
-from .remote.preflight import quote_path, select_hosts, ssh_command
+from .remote.preflight import check_hosts, quote_path, ssh_command
 from .startup.worker import job_environment
 from .supervision.attempts import Attempt, run_attempts
 from .supervision.workers import Start
@@ -84,8 +84,7 @@ def launch(request: LaunchRequest, target: Hosts) -> int:
     resolve(job.launch.environment)
 
     def attempt(fresh: bool) -> Attempt:
-        nonlocal hosts
-        hosts, port = select_hosts(hosts, job)
+        port = check_hosts(hosts, job)
         identity = secrets.token_hex(4)
         starts = [build_start(job, hosts, slot, port, identity, fresh) for slot in list_slots(hosts)]
         return Attempt(starts, f"{describe_hosts(hosts)}, coordinator {coordinator_host(hosts)}:{port}")
@@ -102,7 +101,7 @@ def load(request: LaunchRequest, hosts: Hosts) -> tuple[LaunchJob, Hosts]:
     def complete(host: Host) -> Host:
         return replace(host, python=host.python or python, directory=host.directory or directory)
 
-    return job, replace(hosts, hosts=tuple(map(complete, hosts.hosts)), spares=tuple(map(complete, hosts.spares)))
+    return job, replace(hosts, hosts=tuple(map(complete, hosts.hosts)))
 
 
 def list_slots(hosts: Hosts) -> Iterator[Slot]:

@@ -128,8 +128,6 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
         "kubernetes K times in total (default: 6)"
     )
     parser.add_argument("--restarts", type=int, default=0, metavar="K", help=text)
-    text = "slurm: wait for the end of the job and return its exit code; local, ssh and mpi always do"
-    parser.add_argument("--wait", action="store_true", help=text)
 
 
 def launch(arguments: argparse.Namespace) -> int:
@@ -157,7 +155,7 @@ def launch(arguments: argparse.Namespace) -> int:
         raise UserError(f"--restarts must be at least 0, got {arguments.restarts}.")
     launcher, target = find_launcher(arguments.on)
     config, overrides = resolve_run_directory(arguments.config, arguments.overrides)
-    request = LaunchRequest(str(config), tuple(overrides), arguments.fresh, arguments.restarts, arguments.wait)
+    request = LaunchRequest(str(config), tuple(overrides), arguments.fresh, arguments.restarts)
     if arguments.dry_run:
         print(launcher.describe(request, target))
         return 0

@@ -47,11 +47,6 @@ class Host:
     """The working directory on this host; "" = the value of the file."""
 
     @property
-    def key(self) -> tuple[str, int]:
-        """Identifies the host in the file."""
-        return self.name, self.port
-
-    @property
     def reached_at(self) -> str:
         """The address for the other hosts."""
         return self.address or self.name.rpartition("@")[2]
@@ -68,8 +63,6 @@ class HostsFile:
 
     hosts: tuple[Host, ...] = ()
     """The hosts of the run, in the order of their ranks."""
-    spares: tuple[Host, ...] = ()
-    """Hosts that replace one that does not answer."""
     processes: Annotated[int, Ge(1), Le(MAX_PROCESSES)] = 1
     """The number of processes on each host."""
     gpus_per_process: Count = 0
@@ -99,8 +92,8 @@ class HostsFile:
                 f"simulate={self.simulate} CPU devices and gpus_per_process={self.gpus_per_process} exclude each "
                 "other. Keep one of them."
             )
-        keys = [host.key for host in (*self.hosts, *self.spares)]
-        twice = dict.fromkeys(name for name, port in keys if keys.count((name, port)) > 1)
+        servers = [(host.name, host.port) for host in self.hosts]
+        twice = dict.fromkeys(name for name, port in servers if servers.count((name, port)) > 1)
         problems += [f"{name} is listed twice. List it once, with processes: 2 or more." for name in twice]
         if problems:
             raise UserError("\n".join(problems))
@@ -144,24 +137,22 @@ def read_hosts(path: Path) -> Hosts:
     if problems:
         raise config_error(problems, str(path), document.lines, {}, "")
     assert hosts is not None
-    every = [replace(host, processes=host.processes or hosts.processes) for host in (*hosts.hosts, *hosts.spares)]
-    own, spares = tuple(every[: len(hosts.hosts)]), tuple(every[len(hosts.hosts) :])
-    return Hosts(**{**vars(hosts), "hosts": own, "spares": spares}, source=str(path))
+    complete = tuple(replace(host, processes=host.processes or hosts.processes) for host in hosts.hosts)
+    return Hosts(**{**vars(hosts), "hosts": complete}, source=str(path))
 
 
 def _prepare(tree: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
     """Returns the keys of a file with each valid host as a mapping, and the values of variables as strings."""
     prepared = dict(tree)
-    for key in ("hosts", "spares"):
-        if isinstance(tree.get(key), list):
-            hosts = [{"name": each} if isinstance(each, str) else each for each in tree[key]]
-            for number, each in enumerate(hosts):
-                path, found = f"{key}.{number}", list[Problem]()
-                to_dataclass(Host, each, path, found)
-                for problem in found:
-                    is_named = problem.message.startswith(path)
-                    problems.append(problem if is_named else problem._replace(message=f"{path}.{problem.message}"))
-            prepared[key] = [] if problems else hosts
+    if isinstance(tree.get("hosts"), list):
+        hosts = [{"name": each} if isinstance(each, str) else each for each in tree["hosts"]]
+        for number, each in enumerate(hosts):
+            path, found = f"hosts.{number}", list[Problem]()
+            to_dataclass(Host, each, path, found)
+            for problem in found:
+                is_named = problem.message.startswith(path)
+                problems.append(problem if is_named else problem._replace(message=f"{path}.{problem.message}"))
+        prepared["hosts"] = [] if problems else hosts
     if isinstance(tree.get("environment"), dict):
         prepared["environment"] = {
             name: str(value) if type(value) is int else value for name, value in tree["environment"].items()

@@ -1,6 +1,6 @@
 """Asks every host, before anything starts, if it is reachable and has what the run needs.
 
-The problems of all hosts are reported together. A host that does not answer is replaced by a spare that does.
+The problems of all hosts are reported together.
 """
 
 import hashlib
@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,6 @@ from ...mesh.errors import UserError, counted
 from ..launchers import LaunchJob
 from ..startup.addresses import Address, is_loopback
 from ..supervision.attempts import NotNow
-from ..supervision.output import announce
 from .agent import version_of
 from .client import message
 from .hosts import Host, Hosts
@@ -63,8 +61,6 @@ class Refusal(NamedTuple):
 
 Answer = Mapping[str, Any] | Refusal
 """The result of `probe` in agent.py, or the reason why there is none."""
-Answers = Mapping[tuple[str, int], Answer]
-"""By the key of the host."""
 
 
 def ssh_command(hosts: Hosts, host: Host, heartbeat: float) -> list[str]:
@@ -119,85 +115,53 @@ def explain_failure(code: int, stderr: str, host: Host) -> Refusal:
     return Refusal(f"does not answer ({last})", is_temporary=True)
 
 
-def select_hosts(hosts: Hosts, job: LaunchJob) -> tuple[Hosts, int]:
-    """Asks all hosts and spares, and selects those on which the run starts.
+def check_hosts(hosts: Hosts, job: LaunchJob) -> int:
+    """Checks that all hosts can take part in a run.
 
     Args:
         hosts: The hosts file, with Python and directory of each host.
         job: The run to launch.
 
     Returns:
-        The hosts by rank with the remaining spares, and a free port on the first host.
+        A free port on the first host.
 
     Raises:
         UserError: Some hosts cannot be used; the message lists all of them with all problems.
-        NotNow: A host does not answer, and no spare does.
+        NotNow: A host does not answer.
     """
     with create_marker(Path(job.run_dir)) as marker:
         answers = ask(hosts, job, marker)
-    selected, unanswered = replace_hosts(hosts, answers)
-    if problems := list_problems(hosts, selected.hosts[0], answers, job):
+    problems, unanswered = [], []
+    for host, answer in zip(hosts.hosts, answers, strict=True):
+        if not isinstance(answer, Refusal):
+            problems += [f"{host.name}: {each}" for each in check_host(host, answer, hosts, job)]
+        elif answer.is_temporary:
+            unanswered.append(f"host {host.name} {answer.message}")
+        else:
+            problems.append(f"{host.name}: {answer.message}")
+    if problems:
         count = counted(len(problems), "problem")
         raise UserError("\n".join([f"{count} with the hosts of {hosts.source}:", *(f"  {each}" for each in problems)]))
     if unanswered:
         raise NotNow("; ".join(unanswered))
-    first = answers[selected.hosts[0].key]
+    first = answers[0]
     assert not isinstance(first, Refusal)
-    return selected, first["port"]
+    return first["port"]
 
 
-def list_problems(hosts: Hosts, first: Host, answers: Answers, job: LaunchJob) -> list[str]:
-    """Returns the problems of all hosts and spares, each after the name of the host; `first` is that of rank 0."""
-    problems = []
-    for host in (*hosts.hosts, *hosts.spares):
-        answer = answers[host.key]
-        if isinstance(answer, Refusal):
-            found = [] if answer.is_temporary else [answer.message]
-        else:
-            found = [*check_host(host, answer, hosts, job)]
-            if len(hosts.hosts) > 1:
-                found += check_coordinator(first.reached_at, answer)
-        problems += [f"{host.name}: {each}" for each in found]
-    return problems
-
-
-def replace_hosts(hosts: Hosts, answers: Answers) -> tuple[Hosts, list[str]]:
-    """Replaces hosts that do not answer with spares that do.
-
-    Returns:
-        The hosts by rank with the remaining spares, and a line for each host without a replacement.
-    """
-    left = list(hosts.spares)
-    selected, unanswered = [], []
-    for host in hosts.hosts:
-        answer = answers[host.key]
-        spare = next((each for each in left if not isinstance(answers[each.key], Refusal)), None)
-        if not isinstance(answer, Refusal) or not answer.is_temporary:
-            selected.append(host)
-        elif spare is None:
-            selected.append(host)
-            unanswered.append(f"host {host.name} {answer.message}")
-        else:
-            left.remove(spare)
-            selected.append(replace(spare, processes=host.processes))
-            announce(f"host {host.name} {answer.message}: {spare.name} replaces it")
-    return replace(hosts, hosts=tuple(selected), spares=tuple(left)), unanswered
-
-
-def ask(hosts: Hosts, job: LaunchJob, marker: Path) -> Answers:
-    """Asks all hosts and spares at the same time; returns their answers.
+def ask(hosts: Hosts, job: LaunchJob, marker: Path) -> list[Answer]:
+    """Asks all hosts at the same time; returns their answers in order.
 
     Args:
         hosts: The hosts file.
         job: The run to launch.
         marker: A new file in run.dir, which all hosts must see.
     """
-    every = [*hosts.hosts, *hosts.spares]
     question = {
         "do": "probe",
         "config": job.request.source if Path(job.request.source).is_file() else "",
         "marker": str(marker),
-        "addresses": sorted({host.reached_at for host in every}),
+        "addresses": sorted({host.reached_at for host in hosts.hosts}),
         "versions": PACKAGES,
     }
 
@@ -216,12 +180,14 @@ def ask(hosts: Hosts, job: LaunchJob, marker: Path) -> Answers:
             return json.loads(answer.splitlines()[0])
         return explain_failure(ended.returncode, ended.stderr.decode(errors="replace"), host)
 
-    with ThreadPoolExecutor(min(MAX_CONNECTIONS, len(every))) as pool:
-        return {host.key: answer for host, answer in zip(every, pool.map(ask_one, every), strict=True)}
+    with ThreadPoolExecutor(min(MAX_CONNECTIONS, len(hosts.hosts))) as pool:
+        return list(pool.map(ask_one, hosts.hosts))
 
 
 def check_host(host: Host, answer: Mapping[str, Any], hosts: Hosts, job: LaunchJob) -> Iterator[str]:
     """Yields the requirements that a host does not meet, with the fixes."""
+    if len(hosts.hosts) > 1:
+        yield from _check_coordinator(hosts.hosts[0].reached_at, answer)
     if tuple(answer["python"][:2]) < MIN_PYTHON:
         found = ".".join(map(str, answer["python"]))
         yield f"{host.python} is Python {found}; spmdkit needs 3.11 or newer. Set python in the hosts file."
@@ -263,20 +229,19 @@ def _check_shared(answer: Mapping[str, Any], job: LaunchJob) -> Iterator[str]:
         yield f"run.dir {job.run_dir} is not writable there. Change its permissions, or set another run.dir."
 
 
-def check_coordinator(address: str, answer: Mapping[str, Any]) -> list[str]:
-    """Returns the reason why a host cannot reach the first one.
+def _check_coordinator(address: str, answer: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the reason why a host cannot reach the first one.
 
     Args:
         address: The address of the first host; a loopback address if all hosts are one machine.
         answer: The answer of the host.
     """
     found = answer["addresses"].get(address)
-    if found and (Address(address, 0).is_loopback or not is_loopback(found)):
-        return []
-    return [
-        f"it resolves {address}, the first host, to {found or 'nothing'}. Set an address of the first host in the "
-        "hosts file that all others can reach: {name: ..., address: ...}."
-    ]
+    if not found or (is_loopback(found) and not Address(address, 0).is_loopback):
+        yield (
+            f"it resolves {address}, the first host, to {found or 'nothing'}. Set an address of the first host in the "
+            "hosts file that all others can reach: {name: ..., address: ...}."
+        )
 
 
 @contextmanager

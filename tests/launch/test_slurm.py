@@ -1,4 +1,4 @@
-"""`--on slurm` without a cluster: the batch script, its submission, and the state of a job."""
+"""`--on slurm` without a cluster: the batch script and its submission."""
 
 import json
 import os
@@ -9,13 +9,7 @@ import pytest
 from spmdkit.launch import slurm
 from spmdkit.launch.cli import main
 from spmdkit.launch.launchers import LaunchJob, LaunchRequest, find_launcher
-from spmdkit.launch.slurm import (
-    SlurmTarget,
-    State,
-    batch_script,
-    query_state,
-    submit,
-)
+from spmdkit.launch.slurm import SlurmTarget, batch_script, submit
 from spmdkit.launch.supervision.attempts import NotNow
 from support.runs import write_config
 
@@ -109,45 +103,6 @@ def test_refused_job_is_a_user_error(said, scheduler, tmp_path):
         submit(tmp_path / "slurm.sh")
     assert "Nothing was submitted." in str(caught.value)
     assert (said.rpartition("failed: ")[2] or "sbatch ended with code 1") in str(caught.value)
-
-
-def test_query_state(scheduler):
-    scheduler("scontrol", out="JobId=7 JobName=run Requeue=1 Restarts=1 JobState=FAILED Reason=None ExitCode=3:0 X=1\n")
-    assert query_state("7") == State("FAILED", 3)
-    scheduler("scontrol", err="slurm_load_jobs error: Unable to contact slurm controller", code=1)
-    assert query_state("7") is None
-
-
-def test_a_missing_or_hanging_scontrol_is_a_failed_query(scheduler, tmp_path, monkeypatch):
-    monkeypatch.setattr(slurm, "QUERY_SECONDS", 0.3)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert query_state("7") is None
-    scheduler("scontrol")
-    (tmp_path / "tools" / "scontrol").write_text("#!/bin/sh\nexec sleep 60\n")
-    monkeypatch.setenv("PATH", f"{tmp_path / 'tools'}:/usr/bin:/bin")
-    assert query_state("7") is None
-
-
-def test_waits_for_the_end_of_a_job_without_a_readable_log(tmp_path, monkeypatch):
-    states = iter([None, State("RUNNING", 0), State("FAILED", 3)])
-    monkeypatch.setattr(slurm, "query_state", lambda number: next(states))
-    monkeypatch.setattr(slurm, "POLL_SECONDS", (0.01, 0.01))
-    (tmp_path / "logs" / "slurm-7.log").mkdir(parents=True)  # cannot be read
-    assert slurm.wait_for("7", tmp_path) == 3
-
-
-@pytest.mark.parametrize(
-    ("state", "code"),
-    [
-        (State("COMPLETED", 0), 0),
-        (State("FAILED", 3), 3),
-        (State("FAILED", 75), 75),
-        (State("CANCELLED", 0), 75),
-        (State("FAILED", 0), 75),  # its script was killed by a signal
-    ],
-)
-def test_exit_code_of_a_state(state, code):
-    assert state.exit_code == code
 
 
 NASTY = 'it\'s a "run" #1 of $HOME `id` 50% & more; (x)'

@@ -118,8 +118,7 @@ def test_rejects_unset_forwarded_variables(folder, capsys, monkeypatch):
 
 
 def test_a_host_that_does_not_answer_counts_as_a_failed_attempt(folder, capsys, monkeypatch):
-    answers = {(name, 0): Refusal("does not answer", is_temporary=True) for name in ("me@one", "two")}
-    monkeypatch.setattr(preflight, "ask", lambda *_: answers)
+    monkeypatch.setattr(preflight, "ask", lambda *_: [Refusal("does not answer", is_temporary=True)] * 2)
     assert main(["launch", "tiny.yaml", "--on", "ssh:hosts.yaml", "--restarts", "1"]) == 75
     told = capsys.readouterr().err
     assert told.count("host me@one does not answer; host two does not answer") == 2

@@ -287,7 +287,6 @@ KUBERNETES = {
     "two processes in a pod": kubernetes(
         "launch.processes_per_node=2", "run.simulate=0", "strategy.data=-1", message="a pod contains one process"
     ),
-    "a wait": kubernetes("--wait", message="--wait"),
 }
 SLURM = {
     "an account with a space": slurm("launch.slurm.account='a b'", message="launch.slurm.account"),

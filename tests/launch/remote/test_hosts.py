@@ -8,7 +8,6 @@ FULL = """
 hosts:
   - gpu1
   - {name: me@gpu2, port: 2222, address: 10.0.0.2, processes: 4, python: ~/venv/bin/python, directory: /data}
-spares: [gpu9]
 processes: 8
 gpus_per_process: 1
 python: /shared/venv/bin/python
@@ -32,7 +31,6 @@ def test_reads_all_keys(tmp_path):
     assert second == Host(
         name="me@gpu2", port=2222, address="10.0.0.2", processes=4, python="~/venv/bin/python", directory="/data"
     )
-    assert [(spare.name, spare.processes) for spare in hosts.spares] == [("gpu9", 8)]
     assert hosts.num_processes == 12
     assert (hosts.gpus_per_process, hosts.simulate) == (1, 0)
     assert (hosts.forward, dict(hosts.environment)) == (
@@ -56,7 +54,6 @@ WRONG = {
     "[gpu1]": "the file must be a mapping such as {hosts: [gpu1, gpu2]}, got ['gpu1'].",
     "hosts: [gpu1, 7]": "line 1: hosts.1 must be a mapping (key: value), got 7 (integer).",
     "hosts: [gpu1, gpu1]": "gpu1 is listed twice. List it once, with processes: 2 or more.",
-    "hosts: [gpu1]\nspares: [gpu1]": "gpu1 is listed twice.",
     "hosts: [-oProxyCommand=date]": "line 1: hosts.0.name='-oProxyCommand=date' is not a valid host. Use a form",
     "hosts:\n  - {name: gpu1, prot: 22}": "line 2: hosts.0.prot is not a valid key. Did you mean hosts.0.port?",
     "hosts: [gpu1]\nhost: gpu2": "line 2: host is not a valid key. Did you mean hosts?",

@@ -15,18 +15,17 @@ from spmdkit.launch.remote.hosts import Host, Hosts
 from spmdkit.launch.remote.preflight import (
     PACKAGES,
     Refusal,
-    check_coordinator,
     check_host,
+    check_hosts,
     create_marker,
     explain_failure,
-    replace_hosts,
-    select_hosts,
     ssh_command,
 )
 from spmdkit.launch.supervision.attempts import NotNow
 from spmdkit.mesh.errors import UserError
 
-ONE, TWO, SPARE = (Host(name=name, processes=2, python="python3", directory="/") for name in ("one", "two", "spare"))
+ONE, TWO = (Host(name=name, processes=2, python="python3", directory="/") for name in ("one", "two"))
+BOTH = Hosts(hosts=(ONE, TWO), source="hosts.yaml")
 GONE = Refusal("does not answer (timed out)", is_temporary=True)
 MISTAKE = Refusal("it refuses the login")
 
@@ -41,7 +40,7 @@ def good(**changed) -> dict:
         "python": list(sys.version_info[:3]),
         "spmdkit": True,
         "versions": {name: version_of(name) for name in PACKAGES},
-        "addresses": {"one": "10.0.0.1", "two": "10.0.0.2", "spare": "10.0.0.3"},
+        "addresses": {"one": "10.0.0.1", "two": "10.0.0.2"},
         "directory": "/",
         "marker": True,
         "writable": True,
@@ -100,63 +99,37 @@ def test_reports_too_few_gpus():
         ("localhost", "127.0.0.1", ""),
     ],
 )
-def test_check_coordinator(address, ip, problem):
-    found = check_coordinator(address, good(addresses={address: ip}))
+def test_hosts_must_reach_the_first(address, ip, problem):
+    first = Host(name="one", address=address)
+    found = list(check_host(TWO, good(addresses={address: ip}), Hosts(hosts=(first, TWO)), make_job()))
     assert len(found) == bool(problem)
     assert "".join(found).startswith(problem)
 
 
-def test_spare_replaces_a_host_that_does_not_answer(capsys):
-    big = Host(name="two", processes=5)
-    hosts = Hosts(hosts=(ONE, big), spares=(SPARE,))
-    found, unanswered = replace_hosts(hosts, {ONE.key: good(), big.key: GONE, SPARE.key: good()})
-    assert [(host.name, host.processes) for host in found.hosts] == [("one", 2), ("spare", 5)]
-    assert (found.spares, unanswered) == ((), [])
-    assert capsys.readouterr().err == "spmdkit launch: host two does not answer (timed out): spare replaces it\n"
+def answered(monkeypatch, one, two) -> int:
+    """The outcome of a preflight of two hosts with these answers."""
+    monkeypatch.setattr(preflight, "ask", lambda *_: [one, two])
+    return check_hosts(BOTH, make_job())
 
 
-def test_reports_hosts_without_a_replacement():
-    both, one = Hosts(hosts=(ONE, TWO), spares=(SPARE,)), Hosts(hosts=(ONE,), spares=(SPARE,))
-    found, unanswered = replace_hosts(both, {ONE.key: GONE, TWO.key: GONE, SPARE.key: good()})
-    assert [host.name for host in found.hosts] == ["spare", "two"]
-    assert unanswered == ["host two does not answer (timed out)"]
-    assert replace_hosts(one, {ONE.key: GONE, SPARE.key: GONE})[1] == ["host one does not answer (timed out)"]
-    assert replace_hosts(one, {ONE.key: MISTAKE, SPARE.key: good()})[0].hosts == (ONE,), "a mistake is told"
-
-
-@pytest.fixture
-def hosts(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return Hosts(hosts=(ONE, TWO), spares=(SPARE,), source="hosts.yaml")
-
-
-def prepared(hosts, monkeypatch, **answers):
-    """The outcome of a preflight whose hosts give these answers."""
-    by_key = {(name, 0): answer for name, answer in answers.items()}
-    monkeypatch.setattr(preflight, "ask", lambda *_: by_key)
-    return select_hosts(hosts, make_job())
-
-
-def test_reports_problems_of_all_hosts(hosts, monkeypatch):
+def test_reports_problems_of_all_hosts(monkeypatch):
     with pytest.raises(UserError) as raised:
-        prepared(hosts, monkeypatch, one=good(spmdkit=False), two=MISTAKE, spare=good(marker=False))
+        answered(monkeypatch, good(spmdkit=False), MISTAKE)
     first, *rest = str(raised.value).splitlines()
-    assert first == "3 problems with the hosts of hosts.yaml:"
-    assert [line.split(":")[0] for line in rest] == ["  one", "  two", "  spare"]
+    assert first == "2 problems with the hosts of hosts.yaml:"
+    assert [line.split(":")[0] for line in rest] == ["  one", "  two"]
 
 
-def test_problems_come_before_unavailable_hosts(hosts, monkeypatch):
+def test_problems_come_before_unavailable_hosts(monkeypatch):
     with pytest.raises(UserError, match="1 problem with the hosts"):
-        prepared(hosts, monkeypatch, one=good(), two=GONE, spare=MISTAKE)
+        answered(monkeypatch, MISTAKE, GONE)
     with pytest.raises(NotNow, match=r"^host two does not answer \(timed out\)$") as raised:
-        prepared(hosts, monkeypatch, one=good(), two=GONE, spare=GONE)
+        answered(monkeypatch, good(), GONE)
     assert raised.value.exit_code == 75
 
 
-def test_port_is_that_of_the_first_host(hosts, monkeypatch):
-    found, port = prepared(hosts, monkeypatch, one=GONE, two=good(port=1), spare=good(port=2))
-    assert [host.name for host in found.hosts] == ["spare", "two"]
-    assert (found.spares, port) == ((), 2)
+def test_port_is_that_of_the_first_host(monkeypatch):
+    assert answered(monkeypatch, good(port=2), good(port=1)) == 2
 
 
 def test_marker_is_temporary(tmp_path, monkeypatch):

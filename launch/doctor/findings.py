@@ -11,7 +11,7 @@ from ...mesh.devices import has_accelerators
 from ...mesh.errors import UserError, counted
 from ...mesh.exit_codes import FINISHED, INVALID_INPUT
 from ...mesh.files import absolute_path
-from ...mesh.processes import ProcessesMissing, print_progress, ranks
+from ...mesh.processes import ProcessesMissing, ranks
 from ..startup.addresses import PortTaken
 from ..startup.detection import Job, find_job
 from ..startup.worker import count_simulated
@@ -73,7 +73,7 @@ def _examine_together(
     found += check_coordinator(job, os.environ, len({*(job.hosts or job.nodes)}) > 1)
     on_cpu = simulated > 0 or not has_accelerators()
     try:
-        return compare(job, found, folder, versions, on_cpu=on_cpu, seconds=seconds, say=print_progress)
+        return compare(job, found, folder, versions, on_cpu=on_cpu, seconds=seconds)
     except (ProcessesMissing, PortTaken, UserError) as error:
         fix = "start `spmdkit doctor` in every process, like the run itself"
         return [[*found, Finding("processes", str(error), "wrong", fix)]]

@@ -10,11 +10,11 @@ import shlex
 import subprocess
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...mesh.errors import UserError, counted
+from ..doctor.job_checks import create_marker
 from ..launchers import LaunchJob
 from ..startup.addresses import Address, is_loopback
 from ..supervision.attempts import NotNow
@@ -242,22 +242,3 @@ def _check_coordinator(address: str, answer: Mapping[str, Any]) -> Iterator[str]
             f"it resolves {address}, the first host, to {found or 'nothing'}. Set an address of the first host in the "
             "hosts file that all others can reach: {name: ..., address: ...}."
         )
-
-
-@contextmanager
-def create_marker(run_dir: Path) -> Iterator[Path]:
-    """Creates a temporary file in the directory of a run, or in its nearest existing parent.
-
-    Args:
-        run_dir: run.dir, relative or absolute.
-
-    Yields:
-        The path of the file; relative if `run_dir` is.
-    """
-    directory = next((each for each in (run_dir, *run_dir.parents) if each.is_dir()), Path())
-    path = directory / f".spmdkit-{secrets.token_hex(8)}"
-    path.touch()
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)

@@ -15,9 +15,14 @@ from typing import NamedTuple
 from ...mesh.devices import VISIBLE_GPUS, count_gpus
 from ...mesh.errors import UserError
 from .addresses import Address
-from .variables import LAUNCHERS, MANUAL, Environ, Facts
+from .variables import LAUNCHERS, MANUAL, Environ, Facts, read_source
 
-ALONE = "Or set SPMDKIT_NUM_PROCESSES=1 to train in one process."
+REQUIRED = {
+    "num_processes": "the number of processes (SPMDKIT_NUM_PROCESSES)",
+    "process_id": "the rank of this one (SPMDKIT_PROCESS_ID)",
+    "address": "host:port of process 0 (SPMDKIT_JOB_ADDRESSES)",
+}
+"""The facts without which a process of several cannot start, for messages."""
 MERGED = tuple(fact for fact in Facts._fields if fact not in ("source", "variables"))
 
 
@@ -71,8 +76,8 @@ def find_job(environ: Environ | None = None, given: Facts | None = None) -> Job 
     """
     environ = os.environ if environ is None else environ
     known = Facts("")
-    for read in MANUAL.values():
-        facts = read(environ)
+    for source in MANUAL:
+        facts = read_source(source, environ)
         if facts and known.num_processes != 1:  # one process, whatever other sources contain
             _check_contradiction(known, facts, "num_processes", "process_id", "address")
             known = _merge(known, facts)
@@ -80,8 +85,8 @@ def find_job(environ: Environ | None = None, given: Facts | None = None) -> Job 
     if known.num_processes == 1:
         return _checked_job(known._replace(process_id=known.process_id or 0), environ)
     known = _add_launchers(known, environ)
-    if not known.is_complete:
-        _check_incomplete(known)
+    is_alone = known.num_processes is known.process_id is known.address is None
+    if is_alone and not known.local_rank and (known.local_processes or 1) == 1:
         return None
     return _checked_job(known, environ)
 
@@ -112,9 +117,9 @@ def _merge(first: Facts, second: Facts) -> Facts:
 def _add_launchers(known: Facts, environ: Environ) -> Facts:
     """Adds the values of the launcher that started this process, and of later ones that agree with it."""
     partial = None
-    for read in LAUNCHERS.values():
+    for source in LAUNCHERS:
         try:
-            facts = read(environ)
+            facts = read_source(source, environ)
         except UserError:
             if known.is_complete:  # around the launcher that started this process
                 continue
@@ -134,45 +139,25 @@ def _add_launchers(known: Facts, environ: Environ) -> Facts:
     return known if known.is_complete or partial is None else _merge(known, partial)
 
 
-def _check_incomplete(known: Facts) -> None:
-    """Raises UserError if the sources describe a part of a job."""
-    if known.num_processes is not None or known.process_id is not None:
-        if known.process_id is None:
-            present, missing = "num_processes", "process_id"
-            problem = f"there are {known.num_processes} processes, but the rank of this one is missing"
-        else:
-            present, missing = "process_id", "num_processes"
-            problem = f"this is process {known.process_id}, but the number of processes is missing"
-        source = known.variables.get(present, "the arguments")
-        raise UserError(f"According to {source}, {problem}. Set {_variable(missing)} too. {ALONE}")
-    both = f"Set {_variable('num_processes')} and {_variable('process_id')}. {ALONE}"
-    unknown = "but the number of processes and the rank of this one are missing"
-    if known.address is not None:
-        name = known.variables.get("address", "job_addresses")
-        raise UserError(f"{name}={known.address} is the address of process 0, {unknown}. {both}")
-    if (known.local_rank or 0) > 0 or (known.local_processes or 1) > 1:
-        names = [known.variables[fact] for fact in ("local_rank", "local_processes") if fact in known.variables]
-        raise UserError(f"This process is one of several on its host ({' and '.join(names)}), {unknown}. {both}")
-
-
 def _checked_job(facts: Facts, environ: Environ) -> Job:
     """Returns the job.
 
     Raises:
-        UserError: The rank or the local rank is out of range, or the address is missing.
+        UserError: The rank or the local rank is out of range, or a value is missing without which this process would
+            train alone or wait forever.
     """
     count, rank, names = facts.num_processes, facts.process_id, facts.variables
-    assert count is not None
-    assert rank is not None
+    if count is None or rank is None or (count > 1 and facts.address is None):
+        known = [fact for fact in (*REQUIRED, "local_rank", "local_processes") if getattr(facts, fact) is not None]
+        given = ", ".join(f"{names.get(fact, fact)}={getattr(facts, fact)}" for fact in known)
+        missing = ", ".join(text for fact, text in REQUIRED.items() if getattr(facts, fact) is None)
+        raise UserError(
+            f"With {given}, this process is one of several. Missing: {missing}. Set them in all processes, or "
+            "SPMDKIT_NUM_PROCESSES=1 to train in one process."
+        )
     counted = names.get("num_processes", "num_processes")
     if not 0 <= rank < count:
         raise UserError(f"{names.get('process_id', 'process_id')}={rank} must be in 0 .. {counted} - 1 = {count - 1}.")
-    if count > 1 and facts.address is None:
-        raise UserError(
-            f"This process is one of {count} ({counted}), but the address of process 0 is missing: each process would "
-            "train alone, in the same directory. Set SPMDKIT_JOB_ADDRESSES to host:port of process 0 in all of "
-            f"them. {ALONE}"
-        )
     local, of = facts.local_rank, facts.local_processes
     if local is not None and of is not None and local >= of:
         variable = names.get("local_rank", "local_rank")
@@ -182,10 +167,6 @@ def _checked_job(facts: Facts, environ: Environ) -> Job:
         devices = divide_gpus(count_visible_gpus(environ, count_gpus()), local, of)
     job = {name: getattr(facts, name) for name in Job._fields}
     return Job(**{**job, "local_devices": devices})
-
-
-def _variable(fact: str) -> str:
-    return f"SPMDKIT_{fact.upper()}"
 
 
 def count_visible_gpus(environ: Environ, of_host: int) -> int:

@@ -124,7 +124,8 @@ def _find_job(job_addresses: str | None, num_processes: int | None, process_id: 
         raise UserError(f"num_processes={num_processes} must be at least 1.")
     if job_addresses is None and num_processes is None and process_id is None:
         return find_job()
-    given = Facts("initialize()", num_processes=num_processes, process_id=process_id)
+    names = {"address": "job_addresses"}
+    given = Facts("initialize()", num_processes=num_processes, process_id=process_id, variables=names)
     return find_job(given=add_addresses(given, job_addresses, "job_addresses") if job_addresses else given)
 
 

@@ -84,11 +84,6 @@ class Hello(NamedTuple):
 HELLO = TypeAdapter(Hello)
 
 
-def introduce(job: Job, run: str, note: dict[str, Any]) -> Hello:
-    """Returns the introduction of this process."""
-    return Hello(job.identity, run, job.num_processes, job.process_id, socket.gethostname(), os.getpid(), note)
-
-
 def encode(**values: Any) -> bytes:
     """Returns a message: a line of JSON."""
     return json.dumps({"is": MAGIC, **values}).encode() + b"\n"
@@ -173,23 +168,19 @@ def join_rendezvous(
         PortTaken: Another program listens at the coordinator's address.
         UserError: The address is unknown, this process does not belong to the run, or `check` failed.
     """
-    return _meet(job, introduce(job, run, note or {}), seconds, say, check, share=share)
-
-
-def announce_failure(job: Job, reason: str, *, say: Say) -> None:
-    """Notifies the other processes of a run that this one cannot start, so that they do not wait for it."""
-    with suppress(UserError, ProcessesMissing, PortTaken, OSError):
-        _meet(job, introduce(job, "", {FAILED: reason}), REFUSING_SECONDS, say)
-
-
-def _meet(
-    job: Job, mine: Hello, seconds: float, say: Say, check: Check = lambda _: None, *, share: bool = False
-) -> Rendezvous:
+    host, pid = socket.gethostname(), os.getpid()
+    mine = Hello(job.identity, run, job.num_processes, job.process_id, host, pid, note or {})
     if job.process_id:
         return Participant(job, mine, seconds, say).join()
     listening = _listen(job, seconds)
     with closing(listening.socket):
         return Coordinator(job, mine, listening, seconds, say).gather(check, share)
+
+
+def announce_failure(job: Job, reason: str, *, say: Say) -> None:
+    """Notifies the other processes of a run that this one cannot start, so that they do not wait for it."""
+    with suppress(UserError, ProcessesMissing, PortTaken, OSError):
+        join_rendezvous(job, seconds=REFUSING_SECONDS, note={FAILED: reason}, say=say)
 
 
 def _listen(job: Job, seconds: float) -> Listening:

@@ -39,7 +39,7 @@ def test_as_json(config, capsys):
     ("arguments", "variables", "name", "found"),
     [
         (["train.stps=3"], {}, "config", "train.stps is not a valid key"),
-        ([], {"SPMDKIT_PROCESS_ID": "1"}, "job", "SPMDKIT_PROCESS_ID, this is process 1, but the number of"),
+        ([], {"SPMDKIT_PROCESS_ID": "1"}, "job", "With SPMDKIT_PROCESS_ID=1, this process is one of several"),
         ([], {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"}, "job", "this is the batch script itself"),
         (["run.dir=/proc/nothing"], {}, "run.dir", "/proc/nothing"),
     ],

@@ -2,6 +2,7 @@
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from spmdkit.launch.doctor import job_checks
@@ -13,9 +14,9 @@ from spmdkit.launch.doctor.job_checks import (
     compare,
     compare_clocks,
     compare_versions,
+    create_marker,
     describe_job,
     find_probes,
-    write_probe,
 )
 from spmdkit.launch.startup.addresses import Address
 from spmdkit.launch.startup.detection import Job, find_job
@@ -102,12 +103,24 @@ def test_rejects_a_full_disk(tmp_path, monkeypatch):
 
 
 def test_probes(tmp_path):
-    with write_probe(tmp_path / "run", 0) as one, write_probe(tmp_path / "run", 1) as other:
-        assert find_probes(tmp_path / "run", [one, other], ["a", "b"]).level == "ok"
-        found = find_probes(tmp_path / "run", [one, "another"], ["a", "b"], seconds=0.2)
+    with create_marker(tmp_path / "run") as one, create_marker(tmp_path / "run") as other:
+        assert find_probes(tmp_path / "run", [one.name, other.name], ["a", "b"]).level == "ok"
+        found = find_probes(tmp_path / "run", [one.name, "another"], ["a", "b"], seconds=0.2)
         assert found.level == "wrong"
         assert f"files written by b to {tmp_path} are not visible on {socket.gethostname()}" in found.found
     assert list(tmp_path.iterdir()) == []
+
+
+def test_marker_is_temporary(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with create_marker(Path("runs/x")) as mark:
+        assert not mark.is_absolute()
+        assert mark.is_file()
+        assert mark.parent == Path()
+    (tmp_path / "runs/x").mkdir(parents=True)
+    with create_marker(tmp_path / "runs/x") as mark:
+        assert mark.parent == tmp_path / "runs/x"
+    assert not list((tmp_path / "runs/x").iterdir())
 
 
 def compare_all(folders, count: int, seconds: float = 30.0) -> list[list[list[Finding]]]:
@@ -117,8 +130,7 @@ def compare_all(folders, count: int, seconds: float = 30.0) -> list[list[list[Fi
         own = [Finding("own", f"of {rank}")]
         versions = {"jax": "0.10.2" if rank else "0.10.1"}
         mine = job._replace(process_id=rank)
-        options = {"seconds": seconds, "say": lambda line: None, "probe_seconds": 0.3}
-        return compare(mine, own, folders[rank], versions, on_cpu=True, **options)
+        return compare(mine, own, folders[rank], versions, on_cpu=True, seconds=seconds, probe_seconds=0.3)
 
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(one, range(len(folders))))

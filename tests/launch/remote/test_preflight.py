@@ -3,7 +3,6 @@
 import hashlib
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from spmdkit.configs.launch_config import LaunchConfig
@@ -17,7 +16,6 @@ from spmdkit.launch.remote.preflight import (
     Refusal,
     check_host,
     check_hosts,
-    create_marker,
     explain_failure,
     ssh_command,
 )
@@ -130,18 +128,6 @@ def test_problems_come_before_unavailable_hosts(monkeypatch):
 
 def test_port_is_that_of_the_first_host(monkeypatch):
     assert answered(monkeypatch, good(port=2), good(port=1)) == 2
-
-
-def test_marker_is_temporary(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with create_marker(Path("runs/x")) as mark:
-        assert not mark.is_absolute()
-        assert mark.is_file()
-        assert mark.parent == Path()
-    (tmp_path / "runs/x").mkdir(parents=True)
-    with create_marker(tmp_path / "runs/x") as mark:
-        assert mark.parent == tmp_path / "runs/x"
-    assert not list((tmp_path / "runs/x").iterdir())
 
 
 def command(host: Host, *ssh: str, heartbeat: float = 30) -> list[str]:

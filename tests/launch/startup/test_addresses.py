@@ -29,20 +29,14 @@ def test_addresses(text, address, loopback):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    "text",
     [
-        ("host0", "the port is missing. Add a port that is free on that host"),
-        ("[fd00::1]", "the port is missing"),
-        ("host0:", "'' is not a valid port"),
-        ("host0:http", "'http' is not a valid port. Use an integer from 1 to 65535"),
-        ("host0:65536", "'65536' is not a valid port"),
-        (":80", "'' is not a valid host"),
-        ("http://host0:80", "an IPv6 address must be in brackets"),
-        ("fd00::1:80", r"must be in brackets: \[fd00::1\]:80"),
+        "host0", "[fd00::1]", "host0:", "host0:http", "host0:0", "host0:65536", ":80", "http://host0:80", "fd00::1:80",
+        "host 0:80",
     ],
-)
-def test_no_addresses(text, says):
-    with pytest.raises(UserError, match=f"VARIABLE='.*{says}"):
+)  # fmt: skip
+def test_rejects_invalid_addresses(text):
+    with pytest.raises(UserError, match=r"VARIABLE='.*' must be host:port with a port from 1 to 65535, .* in brackets"):
         parse_address(text, "VARIABLE")
 
 

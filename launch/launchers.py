@@ -107,8 +107,7 @@ LAUNCHERS = {
     "local": Form("local:PxD", "P processes on this machine that simulate D CPU devices each, such as local:2x4"),
     "ssh": Form("ssh:FILE", "the hosts of a YAML file, such as ssh:hosts.yaml"),
     "slurm": Form("slurm[:PARTITION]", "a job of this Slurm cluster, with the sizes in the config's section launch"),
-    "mpi": Form("mpi[:HOSTFILE or :N]", "mpirun of Open MPI, with those sizes, on the hosts of a hostfile; or N local "
-                "processes"),
+    "mpi": Form("mpi[:HOSTFILE]", "mpirun of Open MPI, with those sizes, on this machine or the hosts of a hostfile"),
     "kubernetes": Form("kubernetes", "pods as described by the section launch of the config"),
 }  # fmt: skip
 """By name, which is also the name of the module."""

@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from ..configs.launch_config import LaunchConfig
 from ..configs.secret_variables import is_secret, redact, resolve
@@ -108,33 +107,23 @@ fresh=--fresh
 """
 
 
-class SlurmTarget(NamedTuple):
-    """A Slurm cluster.
-
-    Attributes:
-        partition: The partition; "" = the default one.
-    """
-
-    partition: str
-
-
-def parse(given: str) -> SlurmTarget:
-    """Parses the name of a partition, or nothing.
+def parse(given: str) -> str:
+    """Returns the name of a partition; "" = the default one.
 
     Raises:
         UserError: It is not a valid name.
     """
     if given and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.,-]*", given):
         raise invalid_target("slurm", given)
-    return SlurmTarget(given)
+    return given
 
 
-def describe(request: LaunchRequest, target: SlurmTarget) -> str:
+def describe(request: LaunchRequest, partition: str) -> str:
     """Returns the batch script exactly as it would be submitted."""
-    return batch_script(LaunchJob.load(request), target.partition).rstrip()
+    return batch_script(LaunchJob.load(request), partition).rstrip()
 
 
-def launch(request: LaunchRequest, target: SlurmTarget) -> int:
+def launch(request: LaunchRequest, partition: str) -> int:
     """Writes the script into run.dir and submits it.
 
     Returns:
@@ -145,7 +134,7 @@ def launch(request: LaunchRequest, target: SlurmTarget) -> int:
         NotNow: Slurm does not answer.
     """
     job = LaunchJob.load(request)
-    script = batch_script(job, target.partition)
+    script = batch_script(job, partition)
     if shutil.which("sbatch") is None:
         raise UserError(
             "sbatch is not on PATH: --on slurm submits from a machine with Slurm's commands. Log in to the cluster, or "

@@ -74,8 +74,9 @@ def _examine_together(
     on_cpu = simulated > 0 or not has_accelerators()
     try:
         return compare(job, found, folder, versions, on_cpu=on_cpu, seconds=seconds)
-    except (ProcessesMissing, PortTaken, UserError) as error:
-        fix = "start `spmdkit doctor` in every process, like the run itself"
+    except (ProcessesMissing, PortTaken, UserError, OSError) as error:
+        is_missing = isinstance(error, ProcessesMissing)
+        fix = "start `spmdkit doctor` in every process, like the run itself" if is_missing else ""
         return [[*found, Finding("processes", str(error), "wrong", fix)]]
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from ...mesh.errors import UserError
 from ...mesh.processes import differences, print_progress
 from ...runtime.machine_check import DirectoryUnavailable, check_directory
-from ..startup.addresses import Address, PortTaken, find_proxy, listen, own_ip
+from ..startup.addresses import find_proxy, own_ip
 from ..startup.detection import Job
 from ..startup.initialize import check_host_names
 from ..startup.rendezvous import Rendezvous, join_rendezvous
@@ -76,7 +76,7 @@ def describe_job(job: Job | None) -> list[Finding]:
 
 
 def check_coordinator(job: Job, environ: Mapping[str, str], several_hosts: bool) -> list[Finding]:
-    """Checks the coordinator's name and port, and that no proxy is used for it.
+    """Checks the coordinator's address, and if a proxy would be used for it; the rendezvous checks name and port.
 
     Args:
         job: The job, with several processes.
@@ -92,32 +92,8 @@ def check_coordinator(job: Job, environ: Mapping[str, str], several_hosts: bool)
     if job.address.is_loopback and several_hosts:
         fix = "set the address of process 0's host that the other hosts can reach (SPMDKIT_JOB_ADDRESSES)"
         text = f"{job.address} refers to a different host on each host"
-        return [*found, Finding("coordinator", text, "wrong", fix)]
-    return [*found, check_port(job.address) if job.process_id == 0 else resolve_host(job.address)]
-
-
-def resolve_host(address: Address) -> Finding:
-    """Checks that the coordinator's host can be resolved."""
-    try:
-        ips = {str(each[4][0]) for each in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)}
-    except OSError as error:
-        text = f"{address.host} cannot be resolved on {socket.gethostname()}: {error.strerror}"
-        return Finding("coordinator", text, "wrong", "use a name that every host can resolve, or an IP address")
-    return Finding("coordinator", f"{address.host} is {', '.join(sorted(ips))}")
-
-
-def check_port(address: Address) -> Finding:
-    """Checks that process 0 can listen at the coordinator's address."""
-    try:
-        listening = listen(address)
-    except (PortTaken, OSError, UserError) as error:
-        fix = "wait for the end of the program that uses the port, or set another address"
-        return Finding("coordinator", f"cannot listen at {address} on {socket.gethostname()}: {error}", "wrong", fix)
-    listening.socket.close()
-    if not listening.announced:
-        text = f"{address} is not an address of this host, {socket.gethostname()}: it would listen on {listening.bind}"
-        return Finding("coordinator", text, "note", "run process 0 on that host, or set the address of this host")
-    return Finding("coordinator", f"port {address.port} is free; listens on {listening.bind.host} only")
+        found.append(Finding("coordinator", text, "wrong", fix))
+    return found
 
 
 def check_run_dir(run_dir: Path) -> Finding:
@@ -222,6 +198,7 @@ def compare(
             *own,
             find_probes(run_dir, probes, meeting.hosts, probe_seconds),
             describe_hosts(meeting),
+            *([Finding("coordinator", f"listens on {meeting.bind} only")] if meeting.bind else []),
             compare_clocks(meeting),
             *compare_versions(meeting.notes),
             *check_names(meeting, on_cpu),

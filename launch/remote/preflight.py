@@ -3,7 +3,6 @@
 The problems of all hosts are reported together.
 """
 
-import hashlib
 import json
 import secrets
 import shlex
@@ -18,7 +17,6 @@ from ..doctor.job_checks import create_marker
 from ..launchers import LaunchJob
 from ..startup.addresses import Address, is_loopback
 from ..supervision.attempts import NotNow
-from .agent import version_of
 from .client import message
 from .hosts import Host, Hosts
 
@@ -27,8 +25,6 @@ ANSWER_SECONDS = CONNECT_SECONDS + 50.0
 """The time for a host to answer; Python on a slow shared file system takes long to start."""
 MAX_CONNECTIONS = 64
 MIN_PYTHON = (3, 11)
-PACKAGES = ("spmdkit", "jax", "jaxlib")
-"""The packages whose versions must be the same on all hosts."""
 BOOTSTRAP = (
     "import sys; sys.path = [each for each in sys.path if each]; "
     'exec(compile(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())), "agent", "exec"))'
@@ -159,10 +155,8 @@ def ask(hosts: Hosts, job: LaunchJob, marker: Path) -> list[Answer]:
     """
     question = {
         "do": "probe",
-        "config": job.request.source if Path(job.request.source).is_file() else "",
         "marker": str(marker),
         "addresses": sorted({host.reached_at for host in hosts.hosts}),
-        "versions": PACKAGES,
     }
 
     def ask_one(host: Host) -> Answer:
@@ -195,38 +189,20 @@ def check_host(host: Host, answer: Mapping[str, Any], hosts: Hosts, job: LaunchJ
     if not answer["spmdkit"]:
         yield f"{host.python} lacks spmdkit. Install it there, or set python in the hosts file to one that has it."
         return
-    for name in PACKAGES:
-        there, here = answer["versions"][name], version_of(name)
-        if there != here:
-            yield (
-                f"{name} is {there or 'missing'} there and {here or 'missing'} here. All hosts need the same version; "
-                "install it there."
-            )
     if answer["directory"] is None:
         yield f"missing directory {host.directory} ({answer['reason']}). Set directory in the hosts file."
         return
-    yield from _check_shared(answer, job)
+    if not answer["marker"]:
+        yield (
+            f"run.dir {job.run_dir} is not the directory of this machine, relative to {answer['directory']}. All hosts "
+            "need the same file system under the same path; see directory in the hosts file, or set run.dir to a "
+            "directory on it."
+        )
     if 0 < answer["gpus"] < (needed := host.processes * hosts.gpus_per_process):  # a host may have other GPUs
         yield (
             f"{host.processes} processes x {hosts.gpus_per_process} GPUs = {needed}, but it has {answer['gpus']}. "
             "Change processes or gpus_per_process in the hosts file."
         )
-
-
-def _check_shared(answer: Mapping[str, Any], job: LaunchJob) -> Iterator[str]:
-    """Yields the files and directories of the run that are missing or different on a host."""
-    shared = "All hosts need the same file system under the same path; see directory in the hosts file"
-    config, directory = Path(job.request.source), answer["directory"]
-    if config.is_file() and answer["config"] != hashlib.sha256(config.read_bytes()).hexdigest():
-        problem = "missing" if answer["config"] is None else "a different file"
-        yield f"the config {config} is {problem} there, relative to {directory}. {shared}."
-    if not answer["marker"]:
-        yield (
-            f"run.dir {job.run_dir} is not the directory of this machine, relative to {directory}. {shared}, or set "
-            "run.dir to a directory on it."
-        )
-    elif not answer["writable"]:
-        yield f"run.dir {job.run_dir} is not writable there. Change its permissions, or set another run.dir."
 
 
 def _check_coordinator(address: str, answer: Mapping[str, Any]) -> Iterator[str]:

@@ -63,9 +63,9 @@ def started(config, folder) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize(("on", "devices"), [("mpi", 4), ("mpi:4", 2), ("mpi:hosts", 4)])
+@pytest.mark.parametrize(("on", "devices"), [("mpi", 4), ("mpi", 2), ("mpi:hosts", 4)])
 def test_losses_match_local_processes(on, devices, tmp_path):
-    config = write_config(tmp_path, launch=TWO)
+    config = write_config(tmp_path, launch={"processes_per_node": 8 // devices})
     if on == "mpi:hosts":
         (tmp_path / "hosts").write_text("localhost slots=1\n")
         on = f"mpi:{tmp_path}/hosts"

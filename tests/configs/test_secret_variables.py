@@ -83,7 +83,7 @@ def test_error_messages_hide_secrets(given, tmp_path):
         load_config(path)
 
 
-@pytest.mark.parametrize("on", ["local:2x4", "ssh:hosts.yaml", "slurm", "mpi:2"])
+@pytest.mark.parametrize("on", ["local:2x4", "ssh:hosts.yaml", "slurm", "mpi"])
 def test_dry_run_passes_secrets_by_name(on, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HF_TOKEN", raising=False)

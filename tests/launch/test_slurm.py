@@ -9,7 +9,7 @@ import pytest
 from spmdkit.launch import slurm
 from spmdkit.launch.cli import main
 from spmdkit.launch.launchers import LaunchJob, LaunchRequest, find_launcher
-from spmdkit.launch.slurm import SlurmTarget, batch_script, submit
+from spmdkit.launch.slurm import batch_script, submit
 from spmdkit.launch.supervision.attempts import NotNow
 from support.runs import write_config
 
@@ -33,9 +33,8 @@ def scheduler(tmp_path, monkeypatch):
 
 
 def test_parses_partitions():
-    assert find_launcher("slurm") == (slurm, SlurmTarget(""))
-    assert find_launcher("slurm:gpu-a100") == (slurm, SlurmTarget("gpu-a100"))
-    assert find_launcher("slurm:low,high")[1].partition == "low,high"
+    for partition in ("", "gpu-a100", "low,high"):
+        assert find_launcher(f"slurm:{partition}") == (slurm, partition)
 
 
 @pytest.mark.parametrize("text", ["slurm:a b", "slurm:--qos=x"])

@@ -1,6 +1,7 @@
 """The whole command, in one process and in two, and the output of findings."""
 
 import json
+import socket
 
 import pytest
 from spmdkit.launch.cli import main
@@ -55,14 +56,26 @@ def test_reports_problems(arguments, variables, name, found, config, capsys, mon
     )
 
 
-def test_a_process_that_meets_no_other_reports_its_own_rank(capsys, monkeypatch):
-    for name, value in {"JOB_ADDRESSES": f"127.0.0.1:{free_port()}", "NUM_PROCESSES": "4", "PROCESS_ID": "3"}.items():
-        monkeypatch.setenv(f"SPMDKIT_{name}", value)
-    monkeypatch.setenv("SPMDKIT_SIMULATE", "2")
-    assert main(["doctor", "--json", "--wait", "0.3"]) == 2
+@pytest.mark.parametrize(
+    ("rank", "host", "message"),
+    [
+        ("3", "127.0.0.1", "Rank 0 was not reachable at"),
+        ("0", "127.0.0.1", "is in use on"),
+        ("3", "no-such-host.invalid", "'no-such-host.invalid' (SPMDKIT_JOB_ADDRESSES) is unknown on"),
+    ],
+)
+def test_a_process_that_meets_no_other_reports_its_own_rank(rank, host, message, capsys, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1] if rank == "0" else free_port()
+        job = {"JOB_ADDRESSES": f"{host}:{port}", "NUM_PROCESSES": "4", "PROCESS_ID": rank, "SIMULATE": "2"}
+        for name, value in job.items():
+            monkeypatch.setenv(f"SPMDKIT_{name}", value)
+        assert main(["doctor", "--json", "--wait", "0.3"]) == 2
     findings = json.loads(capsys.readouterr().out)["findings"]
-    assert {finding["name"] for finding in findings if finding["level"] == "wrong"} == {"processes"}
-    assert all(finding["ranks"] == [3] for finding in findings)
+    (wrong,) = (finding for finding in findings if finding["level"] == "wrong")
+    assert wrong["name"] == "processes"
+    assert message in wrong["found"]
+    assert all(finding["ranks"] == [int(rank)] for finding in findings)
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])

@@ -55,14 +55,12 @@ class LaunchJob(NamedTuple):
         launch: The section `launch` of the config.
         timeouts: The section `timeouts`.
         run_dir: The directory of the run.
-        simulate: The number of CPU devices that each process simulates; 0 = real devices.
     """
 
     request: LaunchRequest
     launch: LaunchConfig
     timeouts: Timeouts
     run_dir: str
-    simulate: int
 
     @classmethod
     def load(cls, request: LaunchRequest, *, num_processes: int | None = None, simulate: int | None = None) -> Self:
@@ -72,7 +70,7 @@ class LaunchJob(NamedTuple):
             UserError: The config is invalid.
         """
         config = load_config(request.source, request.overrides, num_processes=num_processes, simulate=simulate)
-        return cls(request, config.launch, config.timeouts, config.run.dir, config.run.simulate)
+        return cls(request, config.launch, config.timeouts, config.run.dir)
 
     def command(self, python: str, *, fresh: bool) -> list[str]:
         """Returns the command line of every process."""

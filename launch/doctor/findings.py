@@ -13,7 +13,8 @@ from ...mesh.exit_codes import FINISHED, INVALID_INPUT
 from ...mesh.files import absolute_path
 from ...mesh.processes import ProcessesMissing, ranks
 from ..startup.addresses import PortTaken
-from ..startup.detection import Job, find_job
+from ..startup.detection import find_job
+from ..startup.variables import Job
 from ..startup.worker import count_simulated
 from .host_checks import check_devices, check_machine, check_versions, installed_versions
 from .job_checks import Finding, check_coordinator, check_run_dir, compare, describe_job

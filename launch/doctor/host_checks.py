@@ -14,8 +14,8 @@ from pathlib import Path
 
 from ...mesh.devices import VISIBLE_GPUS, count_gpus
 from ..startup.addresses import is_loopback, own_ip
-from ..startup.detection import Job, count_visible_gpus
-from ..startup.variables import without_job_variables
+from ..startup.detection import count_visible_gpus
+from ..startup.variables import Job, without_job_variables
 from .job_checks import GIB, Finding, require
 
 MIN_MEMORY = GIB

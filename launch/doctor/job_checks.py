@@ -15,9 +15,9 @@ from ...mesh.errors import UserError
 from ...mesh.processes import differences, print_progress
 from ...runtime.machine_check import DirectoryUnavailable, check_directory
 from ..startup.addresses import find_proxy, own_ip
-from ..startup.detection import Job
 from ..startup.initialize import check_host_names
 from ..startup.rendezvous import Rendezvous, join_rendezvous
+from ..startup.variables import Job
 
 GIB = 2**30
 MIN_DISK_SPACE = GIB

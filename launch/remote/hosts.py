@@ -1,4 +1,4 @@
-"""The hosts file of `--on ssh:hosts.yaml`: the hosts, the number of processes on each, and their environment.
+"""The hosts file of `--on ssh:hosts.yaml`: the hosts and the number of processes on each.
 
     hosts: [gpu1, gpu2]
     gpus_per_process: 1
@@ -8,15 +8,14 @@ All problems of a file are reported at once, as for a config.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 
 from ...configs.config_errors import ConfigError, Problem, config_error
-from ...configs.launch_config import VARIABLE, Count
+from ...configs.launch_config import Count
 from ...configs.validation import to_dataclass
 from ...configs.yaml_reader import read_text, read_yaml
 from ...mesh.errors import UserError
@@ -24,7 +23,6 @@ from ...mesh.errors import UserError
 NAME = re.compile(r"(?:[A-Za-z0-9_][\w.+-]*@)?[A-Za-z0-9_:\[][\w.:%\]-]*")
 """A host, with or without a user; never an option of ssh."""
 MAX_PROCESSES = 256
-MAX_DEVICES = 4096
 MAX_PORT = 65535
 EXAMPLE = "{hosts: [gpu1, gpu2]}"
 
@@ -67,36 +65,20 @@ class HostsFile:
     """The number of processes on each host."""
     gpus_per_process: Count = 0
     """GPUs that each process sees, in the order of the processes; 0 = the GPUs of a host are divided among them."""
-    simulate: Annotated[int, Ge(0), Le(MAX_DEVICES)] = 0
-    """CPU devices that each process simulates; 0 = run.simulate of the config."""
     python: str = ""
     """The Python interpreter on the hosts; "" = launch.python of the config, or the path of this interpreter."""
     directory: str = ""
     """The working directory on the hosts, on a shared file system; "" = the path of the current one."""
-    forward: tuple[str, ...] = ()
-    """Names of environment variables that the processes get with their values on this machine."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables with their values."""
     ssh: tuple[str, ...] = ()
     """Further arguments of ssh, such as "-i", "/home/me/.ssh/cluster"."""
 
     def __post_init__(self) -> None:
-        problems = [
-            f"{key}: {name!r} is not a valid name of a variable."
-            for key, names in (("forward", self.forward), ("environment", self.environment))
-            for name in names
-            if not VARIABLE.fullmatch(name)
-        ]
-        if self.simulate and self.gpus_per_process:
-            problems.append(
-                f"simulate={self.simulate} CPU devices and gpus_per_process={self.gpus_per_process} exclude each "
-                "other. Keep one of them."
-            )
         servers = [(host.name, host.port) for host in self.hosts]
         twice = dict.fromkeys(name for name, port in servers if servers.count((name, port)) > 1)
-        problems += [f"{name} is listed twice. List it once, with processes: 2 or more." for name in twice]
-        if problems:
-            raise UserError("\n".join(problems))
+        if twice:
+            raise UserError(
+                "\n".join(f"{name} is listed twice. List it once, with processes: 2 or more." for name in twice)
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +124,7 @@ def read_hosts(path: Path) -> Hosts:
 
 
 def _prepare(tree: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    """Returns the keys of a file with each valid host as a mapping, and the values of variables as strings."""
+    """Returns the keys of a file with each valid host as a mapping."""
     prepared = dict(tree)
     if isinstance(tree.get("hosts"), list):
         hosts = [{"name": each} if isinstance(each, str) else each for each in tree["hosts"]]
@@ -153,8 +135,4 @@ def _prepare(tree: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
                 is_named = problem.message.startswith(path)
                 problems.append(problem if is_named else problem._replace(message=f"{path}.{problem.message}"))
         prepared["hosts"] = [] if problems else hosts
-    if isinstance(tree.get("environment"), dict):
-        prepared["environment"] = {
-            name: str(value) if type(value) is int else value for name, value in tree["environment"].items()
-        }
     return prepared

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...mesh.errors import UserError, counted
 from ..doctor.job_checks import create_marker
@@ -43,20 +43,8 @@ MISTAKES = (
 """Errors of ssh for which another attempt would fail too."""
 
 
-class Refusal(NamedTuple):
-    """The reason why a host cannot take part.
-
-    Attributes:
-        message: The problem and the fix.
-        is_temporary: If the same command may work later.
-    """
-
-    message: str
-    is_temporary: bool = False
-
-
-Answer = Mapping[str, Any] | Refusal
-"""The result of `probe` in agent.py, or the reason why there is none."""
+Answer = Mapping[str, Any] | UserError | NotNow
+"""The result of `probe` in agent.py, or the reason why the host cannot take part, now or at all."""
 
 
 def ssh_command(hosts: Hosts, host: Host, heartbeat: float) -> list[str]:
@@ -91,7 +79,7 @@ def quote_path(path: str) -> str:
     return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
 
 
-def explain_failure(code: int, stderr: str, host: Host) -> Refusal:
+def explain_failure(code: int, stderr: str, host: Host) -> UserError | NotNow:
     """Explains why no agent answered.
 
     Args:
@@ -102,13 +90,13 @@ def explain_failure(code: int, stderr: str, host: Host) -> Refusal:
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     last = lines[-1] if lines else "no message"
     if code != SSH_FAILED:
-        return Refusal(
+        return UserError(
             f"{host.python} cannot run there (exit code {code}: {last}). Set python in the hosts file to a Python that "
             "has spmdkit."
         )
     if any(words in stderr for words in MISTAKES):
-        return Refusal(f"ssh cannot log in ({last}). Correct it until `ssh {host.name}` logs in without a question.")
-    return Refusal(f"does not answer ({last})", is_temporary=True)
+        return UserError(f"ssh cannot log in ({last}). Correct it until `ssh {host.name}` logs in without a question.")
+    return NotNow(f"does not answer ({last})")
 
 
 def check_hosts(hosts: Hosts, job: LaunchJob) -> int:
@@ -129,20 +117,18 @@ def check_hosts(hosts: Hosts, job: LaunchJob) -> int:
         answers = ask(hosts, job, marker)
     problems, unanswered = [], []
     for host, answer in zip(hosts.hosts, answers, strict=True):
-        if not isinstance(answer, Refusal):
-            problems += [f"{host.name}: {each}" for each in check_host(host, answer, hosts, job)]
-        elif answer.is_temporary:
-            unanswered.append(f"host {host.name} {answer.message}")
+        if isinstance(answer, NotNow):
+            unanswered.append(f"host {host.name} {answer}")
         else:
-            problems.append(f"{host.name}: {answer.message}")
+            found = [answer] if isinstance(answer, UserError) else check_host(host, answer, hosts, job)
+            problems += [f"{host.name}: {each}" for each in found]
     if problems:
         count = counted(len(problems), "problem")
         raise UserError("\n".join([f"{count} with the hosts of {hosts.source}:", *(f"  {each}" for each in problems)]))
     if unanswered:
         raise NotNow("; ".join(unanswered))
-    first = answers[0]
-    assert not isinstance(first, Refusal)
-    return first["port"]
+    assert isinstance(answers[0], Mapping)
+    return answers[0]["port"]
 
 
 def ask(hosts: Hosts, job: LaunchJob, marker: Path) -> list[Answer]:
@@ -166,9 +152,9 @@ def ask(hosts: Hosts, job: LaunchJob, marker: Path) -> list[Answer]:
         try:
             ended = subprocess.run(command, input=message(task), capture_output=True, timeout=ANSWER_SECONDS)
         except FileNotFoundError:
-            return Refusal("ssh is not installed on this machine. Install OpenSSH's client.")
+            return UserError("ssh is not installed on this machine. Install OpenSSH's client.")
         except subprocess.TimeoutExpired:
-            return Refusal(f"does not answer within {ANSWER_SECONDS:.0f} s", is_temporary=True)
+            return NotNow(f"does not answer within {ANSWER_SECONDS:.0f} s")
         _, mark, answer = ended.stdout.decode(errors="replace").partition(f"spmdkit agent {token}\n")
         if mark and ended.returncode == 0:
             return json.loads(answer.splitlines()[0])

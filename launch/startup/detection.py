@@ -9,13 +9,10 @@
 """
 
 import os
-from collections.abc import Mapping
-from typing import NamedTuple
 
 from ...mesh.devices import VISIBLE_GPUS, count_gpus
 from ...mesh.errors import UserError
-from .addresses import Address
-from .variables import LAUNCHERS, MANUAL, Environ, Facts, read_source
+from .variables import LAUNCHERS, MANUAL, Environ, Job, read_source
 
 REQUIRED = {
     "num_processes": "the number of processes (SPMDKIT_NUM_PROCESSES)",
@@ -23,50 +20,15 @@ REQUIRED = {
     "address": "host:port of process 0 (SPMDKIT_JOB_ADDRESSES)",
 }
 """The facts without which a process of several cannot start, for messages."""
-MERGED = tuple(fact for fact in Facts._fields if fact not in ("source", "variables"))
+MERGED = tuple(fact for fact in Job._fields if fact not in ("source", "variables"))
 
 
-class Job(NamedTuple):
-    """The run of this process, and its place in it.
-
-    Attributes:
-        source: The source of the rank.
-        address: The address of the coordinator, process 0; it can be None in a run of one process.
-        num_processes: The number of processes.
-        process_id: The rank of this process.
-        local_rank: Its rank among the processes of its host, if known.
-        local_processes: The number of processes on its host, if known.
-        local_devices: The indices of its GPUs among the visible ones; None = all.
-        hosts: The host of each process by rank, if known.
-        nodes: The hosts of the job, if known.
-        identity: The attempt of the job, or "".
-        variables: The variable of each of these values, by name.
-    """
-
-    source: str
-    address: Address | None
-    num_processes: int
-    process_id: int
-    local_rank: int | None = None
-    local_processes: int | None = None
-    local_devices: tuple[int, ...] | None = None
-    hosts: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-    identity: str = ""
-    variables: Mapping[str, str] = {}
-
-    @property
-    def is_shared(self) -> bool:
-        """True if the run has several processes."""
-        return self.num_processes > 1
-
-
-def find_job(environ: Environ | None = None, given: Facts | None = None) -> Job | None:
+def find_job(environ: Environ | None = None, given: Job | None = None) -> Job | None:
     """Finds the job that an environment describes.
 
     Args:
         environ: The variables; this process's own by default.
-        given: Facts that take precedence over all variables.
+        given: Values that take precedence over all variables.
 
     Returns:
         The job; None if nothing describes one.
@@ -75,7 +37,7 @@ def find_job(environ: Environ | None = None, given: Facts | None = None) -> Job 
         UserError: Values are missing, contradicting or invalid. The message names the variables.
     """
     environ = os.environ if environ is None else environ
-    known = Facts("")
+    known = Job()
     for source in MANUAL:
         facts = read_source(source, environ)
         if facts and known.num_processes != 1:  # one process, whatever other sources contain
@@ -83,38 +45,33 @@ def find_job(environ: Environ | None = None, given: Facts | None = None) -> Job 
             known = _merge(known, facts)
     known = _merge(given, known) if given else known
     if known.num_processes == 1:
-        return _checked_job(known._replace(process_id=known.process_id or 0), environ)
+        return _checked_job(known._replace(process_id=max(0, known.process_id)), environ)
     known = _add_launchers(known, environ)
-    is_alone = known.num_processes is known.process_id is known.address is None
-    if is_alone and not known.local_rank and (known.local_processes or 1) == 1:
+    if not known.known_values(*REQUIRED) and not known.local_rank and (known.local_processes or 1) == 1:
         return None
     return _checked_job(known, environ)
 
 
-def _check_contradiction(first: Facts, second: Facts, *facts: str) -> None:
-    for fact in facts:
-        one, other = getattr(first, fact), getattr(second, fact)
-        if None not in (one, other) and one != other:
+def _check_contradiction(first: Job, second: Job, *facts: str) -> None:
+    others = second.known_values(*facts)
+    for fact, value in first.known_values(*facts).items():
+        if others.get(fact, value) != value:
             raise UserError(
-                f"{first.variables.get(fact, fact)}={one} and {second.variables[fact]}={other} contradict each other. "
-                "Unset one of the two."
+                f"{first.variables.get(fact, fact)}={value} and {second.variables[fact]}={others[fact]} contradict "
+                "each other. Unset one of the two."
             )
 
 
-def _merge(first: Facts, second: Facts) -> Facts:
+def _merge(first: Job, second: Job) -> Job:
     """Adds the values that the first source lacks."""
-    empty = (None, "", ())
-    new = {
-        fact: getattr(second, fact)
-        for fact in MERGED
-        if getattr(first, fact) in empty and getattr(second, fact) not in empty
-    }
-    variables = {fact: second.variables[fact] for fact in new if fact in second.variables}
+    own = first.known_values(*MERGED)
+    new = {fact: value for fact, value in second.known_values(*MERGED).items() if fact not in own}
+    variables = {fact: name for fact, name in second.variables.items() if fact in new}
     source = second.source if "process_id" in new or not first.source else first.source
     return first._replace(**new, source=source, variables={**first.variables, **variables})
 
 
-def _add_launchers(known: Facts, environ: Environ) -> Facts:
+def _add_launchers(known: Job, environ: Environ) -> Job:
     """Adds the values of the launcher that started this process, and of later ones that agree with it."""
     partial = None
     for source in LAUNCHERS:
@@ -127,9 +84,9 @@ def _add_launchers(known: Facts, environ: Environ) -> Facts:
         if facts is None:
             continue
         if known.is_complete:
-            if facts.process_id == known.process_id and facts.num_processes in (None, known.num_processes):
+            if facts.process_id == known.process_id and facts.num_processes in (0, known.num_processes):
                 known = _merge(known, facts._replace(identity=""))  # maybe not set in all processes
-        elif known.num_processes is not None or known.process_id is not None:
+        elif known.known_values("num_processes", "process_id"):
             _check_contradiction(known, facts, "num_processes", "process_id")
             known = _merge(known, facts)
         elif facts.is_complete:
@@ -139,7 +96,7 @@ def _add_launchers(known: Facts, environ: Environ) -> Facts:
     return known if known.is_complete or partial is None else _merge(known, partial)
 
 
-def _checked_job(facts: Facts, environ: Environ) -> Job:
+def _checked_job(facts: Job, environ: Environ) -> Job:
     """Returns the job.
 
     Raises:
@@ -147,10 +104,10 @@ def _checked_job(facts: Facts, environ: Environ) -> Job:
             train alone or wait forever.
     """
     count, rank, names = facts.num_processes, facts.process_id, facts.variables
-    if count is None or rank is None or (count > 1 and facts.address is None):
-        known = [fact for fact in (*REQUIRED, "local_rank", "local_processes") if getattr(facts, fact) is not None]
-        given = ", ".join(f"{names.get(fact, fact)}={getattr(facts, fact)}" for fact in known)
-        missing = ", ".join(text for fact, text in REQUIRED.items() if getattr(facts, fact) is None)
+    if not facts.is_complete or (count > 1 and facts.address is None):
+        known = facts.known_values(*REQUIRED, "local_rank", "local_processes")
+        given = ", ".join(f"{names.get(fact, fact)}={value}" for fact, value in known.items())
+        missing = ", ".join(text for fact, text in REQUIRED.items() if fact not in known)
         raise UserError(
             f"With {given}, this process is one of several. Missing: {missing}. Set them in all processes, or "
             "SPMDKIT_NUM_PROCESSES=1 to train in one process."
@@ -165,8 +122,7 @@ def _checked_job(facts: Facts, environ: Environ) -> Job:
     devices = facts.local_devices
     if devices is None and count > 1 and not environ.get("JAX_LOCAL_DEVICE_IDS"):
         devices = divide_gpus(count_visible_gpus(environ, count_gpus()), local, of)
-    job = {name: getattr(facts, name) for name in Job._fields}
-    return Job(**{**job, "local_devices": devices})
+    return facts._replace(local_devices=devices)
 
 
 def count_visible_gpus(environ: Environ, of_host: int) -> int:

@@ -27,7 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 from ...mesh.errors import UserError
 from ...mesh.processes import PROGRESS_SECONDS, ProcessesMissing, ranks
 from .addresses import Address, Listening, PortTaken, listen
-from .detection import Job
+from .variables import Job
 
 STATUS_SECONDS = 1.0
 SILENT_SECONDS = 15.0

@@ -13,6 +13,7 @@ Names = Mapping[str, tuple[str, ...]]
 FIRST_PORT, PORTS = 61440, 4096
 """Above the ports that Linux assigns by itself (up to 60999)."""
 LOOPBACK = "127.0.0.1"
+UNKNOWN_RANK = -1
 JOB_VARIABLES = {"address": "JOB_ADDRESSES", "num_processes": "NUM_PROCESSES", "process_id": "PROCESS_ID"}
 """The names of Keras's variables and of ours after the prefix."""
 RANGE = r"\d{1,6}(?:-\d{1,6})?"
@@ -20,27 +21,27 @@ HOST_ITEM = re.compile(rf"(?:[\w.-]|\[{RANGE}(?:,{RANGE})*\])+", re.ASCII)
 """An item of a host list of Slurm."""
 
 
-class Facts(NamedTuple):
-    """The part of a job that one source describes.
+class Job(NamedTuple):
+    """The run of this process and its place in it, or the part of it that one source describes.
 
     Attributes:
-        source: Its name, for messages.
-        address: The address of the coordinator, process 0.
-        num_processes: The number of processes.
-        process_id: The rank of this process.
-        local_rank: Its rank among the processes of its host.
-        local_processes: The number of processes on its host.
-        local_devices: The indices of its accelerators, if the launcher sets them.
-        hosts: The host of every process, by rank.
-        nodes: The hosts, if it is unknown which process is on which.
-        identity: The attempt of the job; equal in its processes and in no others.
+        source: The source of the rank.
+        address: The address of the coordinator, process 0; it can be None in a run of one process.
+        num_processes: The number of processes; 0 if unknown.
+        process_id: The rank of this process; UNKNOWN_RANK if unknown.
+        local_rank: Its rank among the processes of its host, if known.
+        local_processes: The number of processes on its host, if known.
+        local_devices: The indices of its GPUs among the visible ones; None = all.
+        hosts: The host of each process by rank, if known.
+        nodes: The hosts of the job, if it is unknown which process is on which.
+        identity: The attempt of the job, equal in its processes and in no others; or "".
         variables: The variable of each of these values, by name.
     """
 
-    source: str
+    source: str = ""
     address: Address | None = None
-    num_processes: int | None = None
-    process_id: int | None = None
+    num_processes: int = 0
+    process_id: int = UNKNOWN_RANK
     local_rank: int | None = None
     local_processes: int | None = None
     local_devices: tuple[int, ...] | None = None
@@ -52,10 +53,19 @@ class Facts(NamedTuple):
     @property
     def is_complete(self) -> bool:
         """True if both the rank and the number of processes are known."""
-        return self.num_processes is not None and self.process_id is not None
+        return self.num_processes > 0 and self.process_id != UNKNOWN_RANK
+
+    @property
+    def is_shared(self) -> bool:
+        """True if the run has several processes."""
+        return self.num_processes > 1
+
+    def known_values(self, *facts: str) -> dict[str, Any]:
+        """Returns those of some values that are known, by name."""
+        return {fact: value for fact in facts if (value := getattr(self, fact)) != self._field_defaults[fact]}
 
 
-def add_addresses(facts: Facts, text: str, variable: str) -> Facts:
+def add_addresses(facts: Job, text: str, variable: str) -> Job:
     """Adds the address of the coordinator, or the addresses of all processes.
 
     Args:
@@ -69,7 +79,7 @@ def add_addresses(facts: Facts, text: str, variable: str) -> Facts:
     addresses = [parse_address(each, variable) for each in text.split(",")]
     if len(addresses) == 1:
         return facts._replace(address=addresses[0])
-    if facts.num_processes not in (None, len(addresses)):
+    if facts.num_processes not in (0, len(addresses)):
         raise UserError(
             f"The provided job_addresses {[*map(str, addresses)]} has {len(addresses)} jobs, but num_processes is "
             f"{facts.num_processes}. Give one address per process, or the coordinator's address alone."
@@ -142,7 +152,7 @@ MANUAL_VARIABLES = frozenset(
 )
 
 
-def read_source(source: str, environ: Environ) -> Facts | None:
+def read_source(source: str, environ: Environ) -> Job | None:
     """Returns the facts of a source; None if it does not describe this process.
 
     Args:
@@ -157,7 +167,7 @@ def read_source(source: str, environ: Environ) -> Facts | None:
     if not found:
         return None
     values = {fact: READERS[fact](environ, name) for fact, name in found.items() if fact != "address"}
-    facts = Facts(source, **values, variables=found)
+    facts = Job(source, **values, variables=found)
     if "address" in found:
         return add_addresses(facts, environ[found["address"]], found["address"])
     if source == "Slurm":
@@ -168,7 +178,7 @@ def read_source(source: str, environ: Environ) -> Facts | None:
     return facts
 
 
-def _complete_slurm(facts: Facts, environ: Environ) -> Facts | None:
+def _complete_slurm(facts: Job, environ: Environ) -> Job | None:
     """Adds the address, the hosts and the attempt of a task of `srun`."""
     if not facts.identity:
         return None
@@ -198,9 +208,9 @@ def _complete_slurm(facts: Facts, environ: Environ) -> Facts | None:
     )
 
 
-def _complete_mpi(facts: Facts, nodelist: str | None) -> Facts | None:
+def _complete_mpi(facts: Job, nodelist: str | None) -> Job | None:
     """Adds an address, which MPI does not set: loopback on one host, the first host of a Slurm allocation."""
-    if facts.num_processes is None and facts.process_id is None:
+    if not facts.known_values("num_processes", "process_id"):
         return None
     if not facts.identity:
         return facts

@@ -15,12 +15,15 @@ from support.runs import QUICK, command, environment, losses, metrics, spmdkit, 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.multiprocess]
 
 STEPS = 200
+ENVIRONMENT = {"environment": dict.fromkeys(QUICK)}
+"""Processes of the hosts compile as those of tests do."""
 LONG = {
-    "run": {"simulate": 8, "log_every": 1},
+    "run": {"simulate": 4, "log_every": 1},
     "train": {"steps": STEPS, "global_batch": 16},
     "eval": {"every": 0, "batches": 2},
     "checkpoint": {"every": 20},
     "timeouts": {"heartbeat": 20},
+    "launch": ENVIRONMENT,
 }
 
 
@@ -49,9 +52,8 @@ def servers(tmp_path, keys):
 
 
 def write_hosts(folder: Path, keys: Keys, hosts: list[dict], **more) -> Path:
-    """A hosts file whose processes compile as those of tests do."""
     path = folder / "hosts.yaml"
-    tree = {"hosts": hosts, "simulate": 4, "python": sys.executable, "forward": list(QUICK), "ssh": keys.words}
+    tree = {"hosts": hosts, "python": sys.executable, "ssh": keys.words}
     path.write_text(yaml.safe_dump({**tree, **more}))
     return path
 
@@ -77,12 +79,12 @@ def undisturbed(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(("processes", "devices"), [(1, 4), (2, 2)])
 def test_losses_match_local_processes(processes, devices, servers, keys, tmp_path):
-    hosts = write_hosts(tmp_path, keys, [server.entry for server in servers(2)], processes=processes, simulate=devices)
+    hosts = write_hosts(tmp_path, keys, [server.entry for server in servers(2)], processes=processes)
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
-        write_config(tmp_path / name)
+        write_config(tmp_path / name, launch=ENVIRONMENT)
     trained("launch", tmp_path / "here" / "tiny.yaml", "--on", f"local:{2 * processes}x{devices}")
-    ended = trained("launch", tmp_path / "there" / "tiny.yaml", "--on", f"ssh:{hosts}")
+    ended = trained("launch", tmp_path / "there" / "tiny.yaml", f"run.simulate={devices}", "--on", f"ssh:{hosts}")
     assert metrics(tmp_path / "there" / "run") == metrics(tmp_path / "here" / "run")
     assert f"{2 * processes} processes: 127.0.0.1 rank" in ended.stderr
     assert all(line.startswith(tuple(f"[{rank}] " for rank in range(4))) for line in ended.stdout.splitlines())
@@ -213,9 +215,8 @@ def test_reports_host_mistakes_before_starting(servers, keys, tmp_path):
             {**second.entry, "directory": "/no/such/folder"},
             {**third.entry, "directory": str(tmp_path / "elsewhere")},
         ],
-        simulate=1,
     )
-    words = ("run.dir=new", "strategy={data: 3}", "train.global_batch=9", "--on", f"ssh:{hosts}")
+    words = ("run.dir=new", "run.simulate=1", "strategy={data: 3}", "train.global_batch=9", "--on", f"ssh:{hosts}")
     ended = subprocess.run(
         command("launch", config.name, *words),
         env=environment(),
@@ -240,7 +241,7 @@ def test_reports_a_host_with_another_version_of_jax(servers, keys, tmp_path):
     first, second = servers(2)
     other = {**second.entry, "python": other_python(tmp_path, jax="0.1")}
     hosts = write_hosts(tmp_path, keys, [first.entry, other])
-    ended = spmdkit("launch", write_config(tmp_path), "--on", f"ssh:{hosts}")
+    ended = spmdkit("launch", write_config(tmp_path), "run.simulate=4", "--on", f"ssh:{hosts}")
     assert ended.returncode == 2, ended.stderr
     assert "processes of this run differ" in ended.stderr
     assert "version of jax: " in ended.stderr
@@ -253,7 +254,7 @@ def test_reports_unknown_host_key(servers, keys, tmp_path):
     config = write_config(tmp_path)
     (keys.folder / "known_hosts").write_text((keys.folder / "known_hosts").read_text().splitlines()[0] + "\n")
     hosts = write_hosts(tmp_path, keys, [first.entry, second.entry])
-    ended = spmdkit("launch", config, "--on", f"ssh:{hosts}")
+    ended = spmdkit("launch", config, "run.simulate=4", "--on", f"ssh:{hosts}")
     assert ended.returncode == 2
     assert "error: 1 problem with the hosts of " in ended.stderr
     assert (

@@ -87,7 +87,7 @@ def test_error_messages_hide_secrets(given, tmp_path):
 def test_dry_run_passes_secrets_by_name(on, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    hosts = {"hosts": ["gpu1"], "processes": 2, "simulate": 4, "environment": {"MY_KEY": VALUE}}
+    hosts = {"hosts": ["gpu1"], "processes": 2}
     (tmp_path / "hosts.yaml").write_text(json.dumps(hosts))
     config = write_config(tmp_path, launch={"processes_per_node": 2})
     assert main(["launch", str(config), SECTION, "run.simulate=4", "--on", on, "--dry-run"]) == 0
@@ -116,7 +116,7 @@ def test_mpirun_gets_secrets_in_its_environment(tmp_path, monkeypatch):
     job = LaunchJob.load(LaunchRequest(str(write_config(tmp_path)), (SECTION,)), num_processes=1)
     variables = resolve(mpi._variables(job.launch, "127.0.0.1:1"))
     assert variables["HF_TOKEN"] == VALUE
-    words = mpi._mpirun(job, mpi.MpiTarget(2), os.environ | variables, False)
+    words = mpi._mpirun(job, "", os.environ | variables, False)
     assert words[words.index("HF_TOKEN") - 1] == "-x"
     assert VALUE not in " ".join(words)
 

@@ -33,7 +33,7 @@ def test_variables_are_read(row):
     assert facts is not None
     assert set(named) <= set(facts.variables.values())
     assert facts.process_id == 2
-    assert facts.num_processes == (4 if count else None)
+    assert facts.num_processes == (4 if count else 0)
 
 
 def test_messages_match_code():

@@ -19,8 +19,9 @@ from spmdkit.launch.doctor.job_checks import (
     find_probes,
 )
 from spmdkit.launch.startup.addresses import Address
-from spmdkit.launch.startup.detection import Job, find_job
+from spmdkit.launch.startup.detection import find_job
 from spmdkit.launch.startup.rendezvous import Rendezvous
+from spmdkit.launch.startup.variables import Job
 from spmdkit.launch.supervision.workers import free_port
 from spmdkit.mesh.processes import ProcessesMissing
 

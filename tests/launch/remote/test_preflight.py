@@ -10,7 +10,6 @@ from spmdkit.launch.launchers import LaunchJob, LaunchRequest
 from spmdkit.launch.remote import preflight
 from spmdkit.launch.remote.hosts import Host, Hosts
 from spmdkit.launch.remote.preflight import (
-    Refusal,
     check_host,
     check_hosts,
     explain_failure,
@@ -21,11 +20,11 @@ from spmdkit.mesh.errors import UserError
 
 ONE, TWO = (Host(name=name, processes=2, python="python3", directory="/") for name in ("one", "two"))
 BOTH = Hosts(hosts=(ONE, TWO), source="hosts.yaml")
-GONE = Refusal("does not answer (timed out)", is_temporary=True)
-MISTAKE = Refusal("it refuses the login")
+GONE = NotNow("does not answer (timed out)")
+MISTAKE = UserError("it refuses the login")
 
 
-JOB = LaunchJob(LaunchRequest("quickstart"), LaunchConfig(), Timeouts(heartbeat=30), "runs/x", 0)
+JOB = LaunchJob(LaunchRequest("quickstart"), LaunchConfig(), Timeouts(heartbeat=30), "runs/x")
 
 
 def good(**changed) -> dict:
@@ -147,18 +146,18 @@ def test_command_is_quoted_for_a_shell(tmp_path):
 )
 def test_names_mistakes_that_no_other_attempt_would_fix(said):
     found = explain_failure(255, said, ONE)
-    assert found.message.startswith(f"ssh cannot log in ({said.splitlines()[-1]}). Correct it until `ssh one` logs in")
-    assert not found.is_temporary
+    assert str(found).startswith(f"ssh cannot log in ({said.splitlines()[-1]}). Correct it until `ssh one` logs in")
+    assert isinstance(found, UserError)
 
 
 @pytest.mark.parametrize("said", ["ssh: connect to host gpu1 port 22: Connection refused", "No route to host", ""])
 def test_a_host_that_does_not_answer_may_do_so_later(said):
     found = explain_failure(255, said, ONE)
-    assert found.is_temporary
-    assert found.message == f"does not answer ({said or 'no message'})"
+    assert isinstance(found, NotNow)
+    assert str(found) == f"does not answer ({said or 'no message'})"
 
 
 def test_explains_a_missing_python():
     found = explain_failure(127, "bash: line 1: exec: python3: not found", ONE)
-    assert found.message.startswith("python3 cannot run there (exit code 127: bash: line 1: exec: python3: not found).")
-    assert not found.is_temporary
+    assert str(found).startswith("python3 cannot run there (exit code 127: bash: line 1: exec: python3: not found).")
+    assert isinstance(found, UserError)

@@ -4,7 +4,7 @@ import pytest
 from spmdkit.launch.startup import detection
 from spmdkit.launch.startup.addresses import Address
 from spmdkit.launch.startup.detection import find_job
-from spmdkit.launch.startup.variables import Facts, job_port
+from spmdkit.launch.startup.variables import Job, job_port
 from spmdkit.mesh.errors import UserError
 from support.launch_cases import (
     BATCH,
@@ -140,7 +140,7 @@ def test_addresses_of_all_processes_give_their_hosts():
 
 
 def test_arguments_take_precedence():
-    given = Facts("initialize()", Address("here", 7), num_processes=2, process_id=1)
+    given = Job("initialize()", Address("here", 7), num_processes=2, process_id=1)
     job = find_job(variables(f"{SLURM} {OURS}"), given)
     assert job is not None
     assert (job.address, job.process_id, job.num_processes) == (Address("here", 7), 1, 2)

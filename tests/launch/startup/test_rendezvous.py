@@ -9,7 +9,6 @@ from contextlib import suppress
 import pytest
 from spmdkit.launch.startup import rendezvous
 from spmdkit.launch.startup.addresses import Address, PortTaken, wait_until_listening
-from spmdkit.launch.startup.detection import Job
 from spmdkit.launch.startup.rendezvous import (
     Hello,
     announce_failure,
@@ -17,6 +16,7 @@ from spmdkit.launch.startup.rendezvous import (
     encode,
     join_rendezvous,
 )
+from spmdkit.launch.startup.variables import Job
 from spmdkit.launch.supervision.workers import free_port
 from spmdkit.mesh.errors import UserError
 from spmdkit.mesh.processes import ProcessesMissing

@@ -74,11 +74,9 @@ class HostsFile:
 
     def __post_init__(self) -> None:
         servers = [(host.name, host.port) for host in self.hosts]
-        twice = dict.fromkeys(name for name, port in servers if servers.count((name, port)) > 1)
-        if twice:
-            raise UserError(
-                "\n".join(f"{name} is listed twice. List it once, with processes: 2 or more." for name in twice)
-            )
+        for name, port in servers:
+            if servers.count((name, port)) > 1:
+                raise UserError(f"{name} is listed twice. List it once, with processes: 2 or more.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,12 +90,10 @@ class Listening(NamedTuple):
     Attributes:
         socket: The socket; close it before JAX starts.
         bind: The address of one interface, which JAX's coordinator binds to afterwards.
-        announced: True if the announced address resolves to `bind` on this host.
     """
 
     socket: socket.socket
     bind: Address
-    announced: bool
 
 
 def listen(address: Address, others: Sequence[str] = ()) -> Listening:
@@ -120,12 +118,12 @@ def listen(address: Address, others: Sequence[str] = ()) -> Listening:
     facing = [] if own else [ip for ip in map(interface_facing, others) if ip and not is_loopback(ip)]
     for ip in own or facing or ips:
         try:
-            return Listening(_bind(ip, address), Address(ip, address.port), announced=ip in ips)
+            return Listening(_bind(ip, address), Address(ip, address.port))
         except OSError as error:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 raise
     for ip in filter(None, map(interface_facing, ips)):
-        return Listening(_bind(ip, address), Address(ip, address.port), announced=False)
+        return Listening(_bind(ip, address), Address(ip, address.port))
     raise UserError(
         f"The coordinator's address {address} ({', '.join(ips)}) is not an address of {socket.gethostname()}, the host "
         "of process 0, and no route leads to it. Set SPMDKIT_JOB_ADDRESSES to an address of this host."

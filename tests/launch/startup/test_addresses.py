@@ -96,23 +96,23 @@ def listens_at(port: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("resolves_to", "others", "loopback", "ip", "announced"),
+    ("resolves_to", "others", "loopback", "ip"),
     [
-        ("127.0.1.1", (), "127.", "127.0.1.1", True),
-        ("127.0.1.1", ("host0",), "127.", "127.0.1.1", True),
-        ("192.0.2.1", (), "127.", "127.0.0.3", False),
-        ("127.0.1.1", ("host0", "host1"), "127.0.1.1", "127.0.0.3", False),
+        ("127.0.1.1", (), "127.", "127.0.1.1"),
+        ("127.0.1.1", ("host0",), "127.", "127.0.1.1"),
+        ("192.0.2.1", (), "127.", "127.0.0.3"),
+        ("127.0.1.1", ("host0", "host1"), "127.0.1.1", "127.0.0.3"),
     ],
     ids=["loopback, as on Debian", "so are all hosts", "something that forwards to it", "another host routes to it"],
 )
-def test_listens_on_one_interface(resolves_to, others, loopback, ip, announced, monkeypatch):
+def test_listens_on_one_interface(resolves_to, others, loopback, ip, monkeypatch):
     """Never on all interfaces; if other hosts cannot reach its name, on the route to them."""
     resolve(monkeypatch, resolves_to)
     monkeypatch.setattr(addresses, "is_loopback", lambda ip: ip.startswith(loopback))
     listening = listen(Address("host0", port := free_port()), others)
     with listening.socket:
         assert listens_at(port) == [ip]
-        assert (listening.bind, listening.announced) == (Address(ip, port), announced)
+        assert listening.bind == Address(ip, port)
 
 
 def test_an_address_without_a_route(monkeypatch):

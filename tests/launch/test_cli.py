@@ -125,6 +125,7 @@ def test_help_does_not_import_jax():
         (["deploy"], "error: unknown command 'deploy'; the commands are init, schema, train, "),
         (["train"], "error: the following arguments are required: CONFIG\n"),
         (["train", "a", "--steps", "3"], "key=value: train.steps=...\n"),
+        (["train", "a", "--steps=3", "--zzzqqq"], "key=value: train.steps=...\n  unrecognized arguments: --zzzqqq\n"),
         (["verify", "a", "--lr", "3e-4", "--steps", "2"], "key=value: optimizer.learning_rate=...\n"),
         (["explain", "a", "--ddp", "8"], "key=value: strategy.data=...\n"),
         (["train", "a", "--batch-size", "3"], "key=value: train.global_batch=... It counts the rows of a step over"),

@@ -195,6 +195,8 @@ def test_several_processes_write_the_same(untrained, tmp_path):
         (["run.simulate=0"], (None, ["run.simulate=0"])),
         (["run.simulate=0", "def main", "strategy={data: 1}"], ("def main", ["run.simulate=0", "strategy={data: 1}"])),
         (["f(data=3)"], ("f(data=3)", [])),
+        (["x=3", "train.stps=3"], ("x=3", ["train.stps=3"])),
+        (["train.steps"], ("train.steps", [])),
     ],
 )
 def test_separates_prompt_and_overrides(words, expected):

@@ -24,24 +24,14 @@ from spmdkit.launch.startup.rendezvous import Rendezvous
 from spmdkit.launch.startup.variables import Job
 from spmdkit.launch.supervision.workers import free_port
 from spmdkit.mesh.processes import ProcessesMissing
-
-SLURM = {
-    "SLURM_JOB_ID": "77",
-    "SLURM_STEP_ID": "0",
-    "SLURM_NTASKS": "4",
-    "SLURM_PROCID": "3",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
-    "SLURM_STEP_NODELIST": "n[1-2]",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
-}
+from support.launch_cases import SLURM, variables
 
 
 def test_every_part_names_its_variable():
-    job = find_job(SLURM)
+    job = find_job(variables(SLURM))
     assert job is not None
     assert [(finding.found, finding.variable) for finding in describe_job(job)] == [
-        ("process 3 of 4", "SLURM_PROCID, SLURM_NTASKS"),
+        ("process 3 of 5", "SLURM_PROCID, SLURM_NTASKS"),
         ("detected from Slurm", ""),
         (str(job.address), "SLURM_STEP_NODELIST"),
         ("process 1 of 2 on its host", "SLURM_LOCALID"),

@@ -2,9 +2,8 @@
 
 import pytest
 from spmdkit.launch.startup import detection
-from spmdkit.launch.startup.addresses import Address
 from spmdkit.launch.startup.detection import find_job
-from spmdkit.launch.startup.variables import Job, job_port
+from spmdkit.launch.startup.variables import job_port
 from spmdkit.mesh.errors import UserError
 from support.launch_cases import (
     BATCH,
@@ -90,6 +89,8 @@ def test_finds_no_other_processes(text):
         (OURS.replace("=4", "=3"), r"SPMDKIT_PROCESS_ID=3 must be in 0 \.\. SPMDKIT_NUM_PROCESSES - 1 = 2"),
         (OURS.replace("=4", "=four"), "SPMDKIT_NUM_PROCESSES must be an integer of at least 1, got 'four'"),
         (OURS.replace("ID=3", "ID=-1"), "SPMDKIT_PROCESS_ID must be an integer of at least 0, got '-1'"),
+        (OURS.replace("ID=3", f"ID={'9' * 500}"), "SPMDKIT_PROCESS_ID must be an integer of at least 0, got '9{60}'"),
+        (f"{OURS} SPMDKIT_LOCAL_DEVICES=0-3", "LOCAL_DEVICES must be comma-separated integers such as 0,1, got '0-3'"),
         ("SPMDKIT_JOB_ADDRESSES=a:1,b:2 SPMDKIT_NUM_PROCESSES=3", "has 2 jobs, but num_processes is 3"),
         (f"{OURS} {JAX}", "SPMDKIT_PROCESS_ID=3 and JAX_PROCESS_ID=2 contradict each other"),
         (
@@ -137,13 +138,6 @@ def test_addresses_of_all_processes_give_their_hosts():
     job = find_job(variables(KERAS))
     assert job is not None
     assert job.hosts == ("h0", "h1")
-
-
-def test_arguments_take_precedence():
-    given = Job("initialize()", Address("here", 7), num_processes=2, process_id=1)
-    job = find_job(variables(f"{SLURM} {OURS}"), given)
-    assert job is not None
-    assert (job.address, job.process_id, job.num_processes) == (Address("here", 7), 1, 2)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from spmdkit.launch.startup.initialize import initialize
 from spmdkit.launch.startup.rendezvous import Rendezvous
 from spmdkit.launch.supervision.workers import free_port
 from spmdkit.mesh import UserError
+from support.launch_cases import OURS, variables
 
 
 def rendezvous_of(count: int, *, hosts: list[str] | None = None, ips: list[str] | None = None, bind=None) -> Rendezvous:
@@ -71,16 +72,19 @@ def test_rejects_a_call_without_a_job(calls, monkeypatch):
         initialize()
 
 
-def test_does_nothing_in_a_run_of_one(calls):
+def test_does_nothing_in_a_run_of_one_and_when_called_again(calls, monkeypatch):
     initialize("a:1", 1, 0)
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    initialize("127.0.0.1:1", 2, 0)
     assert calls == []
 
 
 def test_arguments_take_precedence(calls, monkeypatch):
-    monkeypatch.setenv("SPMDKIT_PROCESS_ID", "2")
-    initialize("10.0.0.1:1234", 4)
-    initialize("10.0.0.1:1234", 4, 0)
-    assert [call["process_id"] for call in calls] == [2, 0]
+    for name, value in variables(OURS.replace("ID=3", "ID=2")).items():
+        monkeypatch.setenv(name, value)
+    initialize("10.0.0.1:1234", 5)
+    initialize("10.0.0.1:1234", 5, 0)
+    assert [basics(call) for call in calls] == [("10.0.0.1:1234", 5, 2), ("10.0.0.1:1234", 5, 0)]
 
 
 def test_passes_timeouts_on(calls):
@@ -143,12 +147,6 @@ def test_rejects_a_call_after_jax_opened_devices():
     with pytest.raises(RuntimeError, match=r"too late: JAX has already opened its devices.*would train alone") as info:
         initialize("127.0.0.1:1", 2, 0)
     assert isinstance(info.value, UserError)  # on the command line a mistake (2), not an error of ours
-
-
-def test_a_second_call_does_nothing(calls, monkeypatch):
-    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    initialize("127.0.0.1:1", 2, 0)
-    assert calls == []
 
 
 WORKER = """

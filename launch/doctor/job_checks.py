@@ -21,8 +21,6 @@ from ..startup.variables import Job
 
 GIB = 2**30
 MIN_DISK_SPACE = GIB
-MAX_SKEW = 5.0
-"""Seconds between two clocks; a larger difference makes the times of files and log lines misleading."""
 MAX_LISTED_HOSTS = 8
 VISIBLE_SECONDS = 5.0
 """The time for a new file to become visible: network file systems cache listings for some seconds."""
@@ -199,7 +197,6 @@ def compare(
             find_probes(run_dir, probes, meeting.hosts, probe_seconds),
             describe_hosts(meeting),
             *([Finding("coordinator", f"listens on {meeting.bind} only")] if meeting.bind else []),
-            compare_clocks(meeting),
             *compare_versions(meeting.notes),
             *check_names(meeting, on_cpu),
         ]
@@ -213,14 +210,6 @@ def describe_hosts(meeting: Rendezvous) -> Finding:
     text = ", ".join(f"{count} on {host}" for host, count in list(counts.items())[:MAX_LISTED_HOSTS])
     more = f" and {len(counts) - MAX_LISTED_HOSTS} more hosts" if len(counts) > MAX_LISTED_HOSTS else ""
     return Finding("processes", f"all {len(meeting.hosts)} have connected: {text}{more}")
-
-
-def compare_clocks(meeting: Rendezvous) -> Finding:
-    """Compares the clocks of the hosts with that of process 0."""
-    wrong = {host: skew for host, skew in zip(meeting.hosts, meeting.skews, strict=True) if abs(skew) > MAX_SKEW}
-    differing = ", ".join(f"{host} {skew:+.0f} s" for host, skew in wrong.items())
-    text = f"compared with {meeting.hosts[0]}: {differing}" if wrong else f"all hosts agree within {MAX_SKEW:.0f} s"
-    return require("clock", text, not wrong, "synchronize all hosts with the same time server (chrony, ntpd)")
 
 
 def compare_versions(notes: Sequence[Mapping[str, Any]]) -> list[Finding]:

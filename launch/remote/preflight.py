@@ -4,6 +4,7 @@ The problems of all hosts are reported together.
 """
 
 import json
+import re
 import secrets
 import shlex
 import subprocess
@@ -32,13 +33,9 @@ BOOTSTRAP = (
 """The program of Python on a host: it reads the text of agent.py from stdin, and imports nothing from its directory."""
 SSH_FAILED = 255
 """The exit code of ssh if ssh itself failed."""
-MISTAKES = (
-    "Could not resolve hostname",
-    "Host key verification failed",
-    "Permission denied",
-    "Bad configuration option",
-    "unknown option",
-    "Bad owner or permissions",
+MISTAKES = re.compile(
+    "Could not resolve hostname|Host key verification failed|Permission denied|Bad configuration option|unknown option"
+    "|Bad owner or permissions"
 )
 """Errors of ssh for which another attempt would fail too."""
 
@@ -94,7 +91,7 @@ def explain_failure(code: int, stderr: str, host: Host) -> UserError | NotNow:
             f"{host.python} cannot run there (exit code {code}: {last}). Set python in the hosts file to a Python that "
             "has spmdkit."
         )
-    if any(words in stderr for words in MISTAKES):
+    if MISTAKES.search(stderr):
         return UserError(f"ssh cannot log in ({last}). Correct it until `ssh {host.name}` logs in without a question.")
     return NotNow(f"does not answer ({last})")
 

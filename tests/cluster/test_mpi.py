@@ -123,7 +123,6 @@ def test_signal_to_launcher_saves(name, tmp_path):
 
 @pytest.mark.parametrize("whom", ["launcher", "mpirun"])
 def test_no_process_outlives_killed_rank(whom, tmp_path):
-    """Not even processes that are stopped, and so notice nothing."""
     config = faulty_config(tmp_path, train={"steps": 400, "global_batch": 16})
     process = started(config, tmp_path / "run")
     try:

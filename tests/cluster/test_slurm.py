@@ -69,7 +69,6 @@ def log_of(folder, job: str) -> str:
 
 
 def everything_said(folder) -> str:
-    """For a test that failed."""
     return "\n".join(f"--- {path}\n{path.read_text(errors='replace')}" for path in folder.glob("logs/*"))
 
 
@@ -140,7 +139,6 @@ def test_requeues_after_killed_process_and_resumes_bitwise(slurm, sound, tmp_pat
 
 
 def test_ends_job_after_mistake(slurm, tmp_path):
-    """No other try, the code is 2, and the log of the job ends with what the process said."""
     config = write_config(tmp_path, launch=TWO)
     ended = waited(slurm, tmp_path / "run", config, "run.simulate=4", "train.global_batch=10000")
     assert ended.returncode == 2, ended.stderr
@@ -207,7 +205,6 @@ def task_and_daemon(job: str, rank: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("lives", [True, False], ids=["its task lives on", "its task ends too"])
 def test_ends_job_after_killed_step_daemon(lives, slurm, tmp_path):
-    """Slurm never learns of the end of its task, so srun must not wait for it until the time limit."""
     sections = {"train": {"steps": 40, "global_batch": 16}, "checkpoint": {"every": 10}, "timeouts": {"shutdown": 5}}
     config = faulty_config(tmp_path, **sections)
     job = job_of(slurm.launch(config, "run.simulate=4", "--on", "slurm", FAULT="slow"))

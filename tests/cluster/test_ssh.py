@@ -124,7 +124,6 @@ def test_leaves_no_process_on_any_host(killed, servers, keys, tmp_path):
 
 
 def test_silent_connection_counts_as_lost(servers, keys, tmp_path):
-    """As when a network is cut: nobody is told of anything."""
     config = write_config(tmp_path, **{**LONG, "train": {"steps": 100_000, "global_batch": 16}})
     first, second = servers(2)
     process = launch(config, write_hosts(tmp_path, keys, [first.entry, second.entry]))
@@ -203,7 +202,6 @@ def other_python(folder: Path, **versions: str) -> str:
 
 
 def test_reports_host_mistakes_before_starting(servers, keys, tmp_path):
-    """One host for each; all of them at once, each with its name."""
     first, second, third = servers(3)
     config = write_config(tmp_path)
     (tmp_path / "elsewhere").mkdir()

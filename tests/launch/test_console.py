@@ -77,17 +77,12 @@ def test_ignored_failure_is_a_warning(monkeypatch, tmp_path):
     assert said.getvalue() == ("warning: the standard output: No space left on device; nothing more is printed there\n")
 
 
-@pytest.mark.parametrize("limit", [resource.RLIM_INFINITY, console.MIN_ADDRESS_SPACE])
-def test_accepts_enough_addresses(limit, monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
-    check_address_space()
-
-
 def test_rejects_too_few_addresses(monkeypatch):
+    for enough in (resource.RLIM_INFINITY, console.MIN_ADDRESS_SPACE):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=enough: (limit, limit))
+        check_address_space()
     monkeypatch.setattr(resource, "getrlimit", lambda _: (2**29, resource.RLIM_INFINITY))
-    with pytest.raises(
-        RuntimeError, match=r"may use 0\.50 GiB of addresses here \(ulimit -v\), and JAX needs 2 GiB"
-    ) as info:
+    with pytest.raises(RuntimeError, match=r"may use 0\.50 GiB of addresses here \(ulimit -v\), and JAX needs") as info:
         check_address_space()
     assert info.value.exit_code == 75
 

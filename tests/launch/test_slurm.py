@@ -17,22 +17,6 @@ from support.runs import write_config
 SIZES = {"nodes": 2, "processes_per_node": 2}
 
 
-@pytest.fixture
-def scheduler(tmp_path, monkeypatch):
-    """Puts a command of Slurm on PATH that says something and ends with a code."""
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
-
-    def put(name: str, out: str = "", err: str = "", code: int = 0) -> None:
-        (tools / "out").write_text(out)
-        (tools / "err").write_text(err)
-        (tools / name).write_text(f"#!/bin/sh\ncat {tools}/out; cat {tools}/err >&2; env >{tools}/env; exit {code}\n")
-        (tools / name).chmod(0o755)
-
-    return put
-
-
 def test_parses_partitions():
     for partition in ("", "gpu-a100", "low,high"):
         assert find_launcher(f"slurm:{partition}") == (slurm, partition)
@@ -45,7 +29,6 @@ def test_rejects_invalid_partitions(text):
 
 
 def test_nothing_is_written_before_submission(tmp_path, capsys, monkeypatch):
-    """The script alone with --dry-run, and mistakes, the sizes of the section launch among them."""
     monkeypatch.setenv("PATH", str(tmp_path))
     config = str(write_config(tmp_path, launch=SIZES))
     assert main(["launch", config, "run.simulate=2", "--on", "slurm:gpu", "--dry-run"]) == 0
@@ -67,9 +50,8 @@ def test_nothing_is_written_before_submission(tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-def test_returns_the_number_of_the_job(scheduler, tmp_path, monkeypatch):
-    """Of a cluster in a federation its name comes after; variables of another job stay here."""
-    scheduler("sbatch", out="4711;cluster\n")
+def test_returns_the_number_of_the_job(put_command, tmp_path, monkeypatch):
+    put_command("sbatch", out="4711;cluster\n")
     monkeypatch.setenv("SPMDKIT_JOB_ADDRESSES", "elsewhere:1")
     assert submit(tmp_path / "slurm.sh") == "4711"
     assert "SPMDKIT_JOB_ADDRESSES" not in (tmp_path / "tools" / "env").read_text()
@@ -92,8 +74,8 @@ FAILED = "sbatch: error: Batch job submission failed: "
         ("", UserError, "Slurm refuses the job: sbatch ended with code 1. .* Nothing was submitted", 2),
     ],
 )
-def test_failed_submissions(said, error, message, code, scheduler, tmp_path):
-    scheduler("sbatch", err=said, code=1)
+def test_failed_submissions(said, error, message, code, put_command, tmp_path):
+    put_command("sbatch", err=said, code=1)
     with pytest.raises(error, match=message) as caught:
         submit(tmp_path / "slurm.sh")
     assert caught.value.exit_code == code
@@ -192,7 +174,6 @@ def test_script_omits_missing_options():
 @pytest.mark.parametrize("requeue", ["true", "false"])
 @pytest.mark.parametrize("fresh", [True, False])
 def test_special_characters_are_quoted(requeue, fresh, tmp_path):
-    """Paths, overrides, variables: srun gets each as it was typed."""
     folder = tmp_path / NASTY
     words = ("sample.prompt='a b $x'", f"launch.slurm.requeue={requeue}", f'launch.environment={{A: "{NASTY[:4]} $B"}}')
     text = script(*words, folder=str(folder), fresh=fresh)
@@ -231,7 +212,6 @@ srun: Force Terminated StepId=1.0
 )
 @pytest.mark.parametrize("tasks", ["task 1", "tasks 1-3,5"])
 def test_exit_code_is_that_of_the_first_failure(ending, code, again, tasks, tmp_path):
-    """The code of srun itself is that of the processes it ended: 143."""
     text = script(folder=str(tmp_path / "run"))
     logs = tmp_path / "run" / "logs"
     logs.mkdir(parents=True)
@@ -250,7 +230,6 @@ def test_exit_code_without_a_named_process(code, expected, tmp_path):
 
 @pytest.mark.slow
 def test_requeues_while_there_are_newer_checkpoints(tmp_path):
-    """One restart may be in vain, as --restarts says; a newer step begins the count anew."""
     text = script("launch.slurm.restarts=5", folder=str(tmp_path / "run"), restarts=1)
     checkpoints = tmp_path / "run" / "checkpoints"
     (checkpoints / "10.orbax-checkpoint-tmp").mkdir(parents=True)
@@ -268,7 +247,6 @@ def test_requeues_while_there_are_newer_checkpoints(tmp_path):
 
 @pytest.mark.slow
 def test_fresh_applies_until_the_new_run_has_a_config(tmp_path):
-    """A restart goes on with the new run; one that comes before the new run has begun still starts anew."""
     text = script(folder=str(tmp_path / "run"), fresh=True)
     config = tmp_path / "run" / "config.yaml"
     config.parent.mkdir()

@@ -87,7 +87,6 @@ def test_client_gets_its_task_from_the_environment(folder):
     [("gpus_per_process: 2", ["0,1", "2,3"] * 2, [None] * 4), ("", [None] * 4, ["0", "1"] * 2)],
 )
 def test_assigns_gpus_to_processes(gpus, visible, local, folder):
-    """Those of the hosts file; or all of the host, which are divided when the processes join."""
     hosts = read(folder, f"hosts: [one, two]\nprocesses: 2\n{gpus}\n")
     job = LaunchJob.load(LaunchRequest("tiny.yaml", ("strategy={data: -1}",)))
     found = [ssh.slot_variables(job, hosts, slot, 1) for slot in ssh.list_slots(hosts)]

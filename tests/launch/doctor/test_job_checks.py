@@ -12,7 +12,6 @@ from spmdkit.launch.doctor.job_checks import (
     check_names,
     check_run_dir,
     compare,
-    compare_clocks,
     compare_versions,
     create_marker,
     describe_job,
@@ -70,25 +69,15 @@ def test_rejects_a_full_disk(tmp_path, monkeypatch):
     assert (found.level, found.fix) == ("wrong", "free some space, or set run.dir to another file system")
 
 
-def test_probes(tmp_path):
-    with create_marker(tmp_path / "run") as one, create_marker(tmp_path / "run") as other:
+def test_probes_are_temporary_and_visible(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with create_marker(tmp_path / "run") as one, create_marker(Path("run/x")) as other:
+        assert (one.parent, other.parent) == (tmp_path, Path())
         assert find_probes(tmp_path / "run", [one.name, other.name], ["a", "b"]).level == "ok"
         found = find_probes(tmp_path / "run", [one.name, "another"], ["a", "b"], seconds=0.2)
         assert found.level == "wrong"
         assert f"files written by b to {tmp_path} are not visible on {socket.gethostname()}" in found.found
     assert list(tmp_path.iterdir()) == []
-
-
-def test_marker_is_temporary(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with create_marker(Path("runs/x")) as mark:
-        assert not mark.is_absolute()
-        assert mark.is_file()
-        assert mark.parent == Path()
-    (tmp_path / "runs/x").mkdir(parents=True)
-    with create_marker(tmp_path / "runs/x") as mark:
-        assert mark.parent == tmp_path / "runs/x"
-    assert not list((tmp_path / "runs/x").iterdir())
 
 
 def compare_all(folders, count: int, seconds: float = 30.0) -> list[list[list[Finding]]]:
@@ -126,13 +115,7 @@ def test_reports_missing_processes(tmp_path):
 
 def meeting(**changes) -> Rendezvous:
     notes = [{"own_ip": "10.0.0.1"}] * 3
-    return Rendezvous(["a", "a", "b"], notes, [0.0, 0.0, 0.0], None)._replace(**changes)
-
-
-def test_clocks():
-    assert compare_clocks(meeting()).level == "ok"
-    found = compare_clocks(meeting(skews=[0.0, 0.1, -90.0]))
-    assert (found.level, found.found) == ("wrong", "compared with a: b -90 s")
+    return Rendezvous(["a", "a", "b"], notes, None)._replace(**changes)
 
 
 def test_mixed_versions():

@@ -76,7 +76,6 @@ def test_kills_processes_left_behind(tmp_path, start_agent):
 
 @pytest.mark.slow
 def test_agent_survives_a_signal(tmp_path, start_agent):
-    """A host that shuts down tells every process of a session; ours gets its own signal, and saves."""
     agent = start_agent(job("import time; time.sleep(1.5)"))
     time.sleep(0.5)
     agent.send_signal(signal.SIGTERM)

@@ -106,7 +106,6 @@ def listens_at(port: int) -> list[str]:
     ids=["loopback, as on Debian", "so are all hosts", "something that forwards to it", "another host routes to it"],
 )
 def test_listens_on_one_interface(resolves_to, others, loopback, ip, monkeypatch):
-    """Never on all interfaces; if other hosts cannot reach its name, on the route to them."""
     resolve(monkeypatch, resolves_to)
     monkeypatch.setattr(addresses, "is_loopback", lambda ip: ip.startswith(loopback))
     listening = listen(Address("host0", port := free_port()), others)

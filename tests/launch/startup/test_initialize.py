@@ -19,7 +19,7 @@ from support.launch_cases import OURS, variables
 
 def rendezvous_of(count: int, *, hosts: list[str] | None = None, ips: list[str] | None = None, bind=None) -> Rendezvous:
     ips = ips or ["127.0.0.1"] * count
-    return Rendezvous(hosts or ["here"] * count, [{"own_ip": ip} for ip in ips], [0.0] * count, bind)
+    return Rendezvous(hosts or ["here"] * count, [{"own_ip": ip} for ip in ips], bind)
 
 
 @pytest.fixture
@@ -51,8 +51,10 @@ def basics(call: dict) -> tuple:
 def test_passes_arguments_on(calls, arguments, passed, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://proxy:1")
     monkeypatch.setenv("no_proxy", "x")
-    initialize(*arguments)
+    initialize(*arguments, initialization_timeout=7, heartbeat_timeout_seconds=8, shutdown_timeout_seconds=9)
     assert basics(calls[0]) == passed
+    timeouts = ("initialization_timeout", "heartbeat_timeout_seconds", "shutdown_timeout_seconds")
+    assert [calls[0][name] for name in timeouts] == [7, 8, 9]
     assert calls[0]["cluster_detection_method"] == "deactivate"
     assert os.environ["no_proxy"] == "x,10.0.0.1", "gRPC would use the proxy and hang"
 
@@ -85,12 +87,6 @@ def test_arguments_take_precedence(calls, monkeypatch):
     initialize("10.0.0.1:1234", 5)
     initialize("10.0.0.1:1234", 5, 0)
     assert [basics(call) for call in calls] == [("10.0.0.1:1234", 5, 2), ("10.0.0.1:1234", 5, 0)]
-
-
-def test_passes_timeouts_on(calls):
-    initialize("a:1", 2, 0, initialization_timeout=7, heartbeat_timeout_seconds=8, shutdown_timeout_seconds=9)
-    timeouts = ("initialization_timeout", "heartbeat_timeout_seconds", "shutdown_timeout_seconds")
-    assert [calls[0][name] for name in timeouts] == [7, 8, 9]
 
 
 def test_the_coordinator_binds_to_the_rendezvous_address(calls, monkeypatch):
@@ -175,7 +171,6 @@ print({words[1].partition(":")[0] for words in sockets if words[3] == "0A" and w
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("host", ["127.0.0.1", socket.gethostname()], ids=["loopback", "the host's own name"])
 def test_two_processes_make_one_mesh(host):
-    """JAX's coordinator listens on one interface, even if the host resolves its own name to a loopback address."""
     address = f"{host}:{free_port()}"
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_"))}
     common = {**clean, "SPMDKIT_JOB_ADDRESSES": address, "SPMDKIT_NUM_PROCESSES": "2"}

@@ -31,7 +31,6 @@ def test_removes_only_new_logs(tmp_path):
 
 @pytest.mark.parametrize("had_run", [False, True])
 def test_fresh_applies_until_the_new_run_has_the_directory(had_run, tmp_path, monkeypatch):
-    """A run that is restarted goes on; it is not moved aside again, and the old one is not resumed."""
     folder, asked = tmp_path / "run", []
     folder.mkdir()
     if had_run:
@@ -56,7 +55,6 @@ def test_fresh_applies_until_the_new_run_has_the_directory(had_run, tmp_path, mo
 
 
 def test_attempts_that_cannot_be_made_are_counted(tmp_path, monkeypatch, capsys):
-    """As when a host does not answer: the run is tried again later, and leaves no trace meanwhile."""
 
     def attempt(fresh):
         raise NotNow("host two does not answer")

@@ -76,7 +76,6 @@ time.sleep(60)
 
 @pytest.mark.slow
 def test_stopped_processes_are_muted(tmp_path, capsys):
-    """It would bury what the one said that failed; their logs have it."""
     outcome = run([STORY, "import sys, time; time.sleep(2); print('mine'); sys.exit(2)"], tmp_path)
     assert codes(outcome) == {0: 143, 1: 2}
     assert sorted(capsys.readouterr().out.splitlines()) == ["[0] ready", "[1] mine"]

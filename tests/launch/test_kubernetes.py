@@ -40,10 +40,8 @@ def kubectl(put_command):
 def test_launch_applies_the_manifest(small, kubectl, tmp_path, capsys):
     kubectl("configmap/x-1 unchanged\njobset.jobset.x-k8s.io/tiny created\n")
     assert main(["launch", str(small), "--on", "kubernetes"]) == 0
-    assert [each["kind"] for each in yaml.safe_load_all((tmp_path / "tools" / "given").read_text())] == [
-        "ConfigMap",
-        "JobSet",
-    ]
+    given = yaml.safe_load_all((tmp_path / "tools" / "given").read_text())
+    assert [each["kind"] for each in given] == ["ConfigMap", "JobSet"]
     assert (tmp_path / "tools" / "words").read_text() == "apply -f -\n"
     said = capsys.readouterr().err
     assert "spmdkit launch: jobset.jobset.x-k8s.io/tiny created\n" in said

@@ -302,7 +302,9 @@ JOB = {
     "more addresses than processes": job("has 3 jobs, but num_processes is 2", JOB_ADDRESSES="a:1,b:2,c:3"),
 }
 VARIABLES = {
-    "a rank of JAX alone": variables("With JAX_PROCESS_ID=1, this process is one of several. Missing: the number", JAX_PROCESS_ID="1"),
+    "a rank of JAX alone": variables(
+        "With JAX_PROCESS_ID=1, this process is one of several. Missing: the number", JAX_PROCESS_ID="1"
+    ),
     "an address of JAX alone": variables("With JAX_COORDINATOR_ADDRESS=a:1", JAX_COORDINATOR_ADDRESS="a:1"),
     "a rank of JAX beyond the last": variables(
         "JAX_PROCESS_ID=2 must be in 0 .. JAX_NUM_PROCESSES - 1 = 1",

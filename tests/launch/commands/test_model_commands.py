@@ -214,9 +214,8 @@ def test_continues_a_prompt(language, call):
     code, printed = call("generate", run, "mesh ", "--length", "4", "--temperature", "0", "--json")
     found = json.loads(printed.out)
     assert (code, found["step"], bytes(found["tokens"][:5]), len(found["tokens"])) == (0, 4, b"mesh ", 9)
-    code, printed = call(
-        "generate", language, "strategy={data: 1}", "mesh ", "--length", "4", "--temperature", "0", "run.seed=3"
-    )
+    words = ["strategy={data: 1}", "mesh ", "--length", "4", "--temperature", "0", "run.seed=3"]
+    code, printed = call("generate", language, *words)
     assert (code, printed.out[:5]) == (0, "mesh ")
 
 

@@ -55,7 +55,6 @@ def test_fresh_applies_until_the_new_run_has_the_directory(had_run, tmp_path, mo
 
 
 def test_attempts_that_cannot_be_made_are_counted(tmp_path, monkeypatch, capsys):
-
     def attempt(fresh):
         raise NotNow("host two does not answer")
 
@@ -71,13 +70,9 @@ def ended(code, received=None):
     return Outcome((Exit(0, code),), received, ([],))
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, 3])
-def test_other_exit_codes_are_not_restarted(code, tmp_path):
-    assert Restarts(tmp_path, 3).decide(ended(code)) == (None, "")
-
-
-def test_signal_to_the_launcher_is_not_restarted(tmp_path):
-    assert Restarts(tmp_path, 3).decide(ended(75, signal.SIGTERM)) == (None, "")
+@pytest.mark.parametrize(("code", "received"), [(0, None), (1, None), (2, None), (3, None), (75, signal.SIGTERM)])
+def test_other_exit_codes_and_signals_to_the_launcher_end_the_run(code, received, tmp_path):
+    assert Restarts(tmp_path, 3).decide(ended(code, received)) == (None, "")
 
 
 @pytest.mark.parametrize("code", [75, -signal.SIGKILL, -signal.SIGABRT, -signal.SIGSEGV])

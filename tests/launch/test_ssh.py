@@ -94,13 +94,10 @@ def test_assigns_gpus_to_processes(gpus, visible, local, folder):
     assert [each.get("SPMDKIT_LOCAL_RANK") for each in found] == local
 
 
-def test_one_host_uses_loopback(folder):
+def test_hosts_by_rank_and_the_coordinator(folder):
+    assert ssh.describe_hosts(read(folder)) == "3 processes: me@one ranks 0 and 1, two rank 2"
     assert ssh.coordinator_host(read(folder, "hosts: [me@gpu1]")) == "127.0.0.1"
     assert ssh.coordinator_host(read(folder, "hosts: [me@gpu1, gpu2]")) == "gpu1"
-
-
-def test_describe_hosts(folder):
-    assert ssh.describe_hosts(read(folder)) == "3 processes: me@one ranks 0 and 1, two rank 2"
 
 
 def test_rejects_unset_variables(folder, capsys, monkeypatch):

@@ -192,11 +192,8 @@ def test_several_processes_write_the_same(untrained, tmp_path):
         (["train.steps"], ("train.steps", [])),
     ],
 )
-def test_separates_prompt_and_overrides(words, expected):
+def test_separates_one_prompt_and_overrides(words, expected):
     assert split_prompt(words[0], words[1:]) == expected
-
-
-def test_rejects_two_prompts():
     with pytest.raises(ValueError, match=r"one PROMPT, got 2: 'def', 'main'\. Quote a prompt of several words"):
         split_prompt("def", ["main"])
 

@@ -50,20 +50,12 @@ def test_notes_a_proxy():
     assert check_coordinator(job, {"http_proxy": "http://proxy", "no_proxy": "127.0.0.1"}, False) == []
 
 
-def test_accepts_a_missing_run_dir(tmp_path):
+def test_checks_the_run_dir(tmp_path, monkeypatch):
     found = check_run_dir(tmp_path / "not" / "there")
-    assert (found.name, found.level) == ("run.dir", "ok")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_rejects_a_file_as_run_dir(tmp_path):
+    assert (found.name, found.level, list(tmp_path.iterdir())) == ("run.dir", "ok", [])
     (tmp_path / "file").write_text("")
     found = check_run_dir(tmp_path / "file" / "run")
-    assert found.level == "wrong"
-    assert "is a file" in found.found
-
-
-def test_rejects_a_full_disk(tmp_path, monkeypatch):
+    assert (found.level, "is a file" in found.found) == ("wrong", True)
     monkeypatch.setattr(job_checks, "MIN_DISK_SPACE", 2**62)
     found = check_run_dir(tmp_path)
     assert (found.level, found.fix) == ("wrong", "free some space, or set run.dir to another file system")

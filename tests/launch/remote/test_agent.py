@@ -107,9 +107,5 @@ def test_probe_of_a_host(tmp_path, start_agent):
     assert found["addresses"]["localhost"] in ("127.0.0.1", "::1")
     assert found["addresses"]["no-such.invalid"] is None
     assert 1024 < found["port"] < 65536
-
-
-@pytest.mark.slow
-def test_probe_reports_a_missing_directory(start_agent):
     found = answer(start_agent(question(directory="/no/such", marker="mark")))
     assert (found["directory"], found["reason"]) == (None, "No such file or directory")

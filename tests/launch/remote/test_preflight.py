@@ -9,12 +9,7 @@ from spmdkit.configs.schema import Timeouts
 from spmdkit.launch.launchers import LaunchJob, LaunchRequest
 from spmdkit.launch.remote import preflight
 from spmdkit.launch.remote.hosts import Host, Hosts
-from spmdkit.launch.remote.preflight import (
-    check_host,
-    check_hosts,
-    explain_failure,
-    ssh_command,
-)
+from spmdkit.launch.remote.preflight import check_host, check_hosts, explain_failure, ssh_command
 from spmdkit.launch.supervision.attempts import NotNow
 from spmdkit.mesh.errors import UserError
 
@@ -136,28 +131,25 @@ def test_command_is_quoted_for_a_shell(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("code", "said", "error", "message"),
     [
-        "ssh: Could not resolve hostname gpu1: Name or service not known",
-        "No ED25519 host key is known for x.\nHost key verification failed.",
-        "me@gpu1: Permission denied (publickey).",
-        "command-line: line 0: Bad configuration option: nosuch",
+        (
+            255,
+            "ssh: Could not resolve hostname gpu1: Name or service not known",
+            UserError,
+            "ssh cannot log in (ssh: Cou",
+        ),
+        (255, "No key is known.\nHost key verification failed.", UserError, "ssh cannot log in (Host key verification"),
+        (255, "me@gpu1: Permission denied (publickey).", UserError, "ssh cannot log in (me@gpu1: Permission denied"),
+        (255, "line 0: Bad configuration option: nosuch", UserError, "ssh cannot log in (line 0: Bad configuration"),
+        (255, "ssh: connect to host gpu1 port 22: Connection refused", NotNow, "does not answer (ssh: connect to host"),
+        (255, "No route to host", NotNow, "does not answer (No route to host)"),
+        (255, "", NotNow, "does not answer (no message)"),
+        (127, "bash: exec: python3: not found", UserError, "python3 cannot run there (exit code 127: bash: exec: pyt"),
     ],
 )
-def test_names_mistakes_that_no_other_attempt_would_fix(said):
-    found = explain_failure(255, said, ONE)
-    assert str(found).startswith(f"ssh cannot log in ({said.splitlines()[-1]}). Correct it until `ssh one` logs in")
-    assert isinstance(found, UserError)
-
-
-@pytest.mark.parametrize("said", ["ssh: connect to host gpu1 port 22: Connection refused", "No route to host", ""])
-def test_a_host_that_does_not_answer_may_do_so_later(said):
-    found = explain_failure(255, said, ONE)
-    assert isinstance(found, NotNow)
-    assert str(found) == f"does not answer ({said or 'no message'})"
-
-
-def test_explains_a_missing_python():
-    found = explain_failure(127, "bash: line 1: exec: python3: not found", ONE)
-    assert str(found).startswith("python3 cannot run there (exit code 127: bash: line 1: exec: python3: not found).")
-    assert isinstance(found, UserError)
+def test_only_a_host_that_does_not_answer_may_do_so_later(code, said, error, message):
+    found = explain_failure(code, said, ONE)
+    assert isinstance(found, error)
+    assert str(found).startswith(message)
+    assert ("Correct it until `ssh one` logs in without a question." in str(found)) == ("log in" in message)

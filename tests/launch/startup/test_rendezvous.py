@@ -9,13 +9,7 @@ from contextlib import suppress
 import pytest
 from spmdkit.launch.startup import rendezvous
 from spmdkit.launch.startup.addresses import Address, PortTaken, wait_until_listening
-from spmdkit.launch.startup.rendezvous import (
-    Hello,
-    announce_failure,
-    decode,
-    encode,
-    join_rendezvous,
-)
+from spmdkit.launch.startup.rendezvous import Hello, announce_failure, decode, encode, join_rendezvous
 from spmdkit.launch.startup.variables import Job
 from spmdkit.launch.supervision.workers import free_port
 from spmdkit.mesh.errors import UserError

@@ -6,13 +6,7 @@ import time
 
 import pytest
 from spmdkit.launch.startup.detection import find_job
-from spmdkit.launch.startup.worker import (
-    Timeouts,
-    count_processes,
-    count_simulated,
-    job_environment,
-    joins_processes,
-)
+from spmdkit.launch.startup.worker import Timeouts, count_processes, count_simulated, job_environment, joins_processes
 from spmdkit.launch.supervision.workers import Start, free_port, run_processes
 
 JOB = {"address": "127.0.0.1:1", "num_processes": 2, "process_id": 1, "simulate": 4}

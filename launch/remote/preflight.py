@@ -136,11 +136,7 @@ def ask(hosts: Hosts, job: LaunchJob, marker: Path) -> list[Answer]:
         job: The run to launch.
         marker: A new file in run.dir, which all hosts must see.
     """
-    question = {
-        "do": "probe",
-        "marker": str(marker),
-        "addresses": sorted({host.reached_at for host in hosts.hosts}),
-    }
+    question = {"do": "probe", "marker": str(marker), "addresses": sorted({host.reached_at for host in hosts.hosts})}
 
     def ask_one(host: Host) -> Answer:
         token = secrets.token_hex(8)

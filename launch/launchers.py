@@ -39,14 +39,12 @@ class LaunchRequest(NamedTuple):
         overrides: Arguments of the form `key=value`.
         fresh: Start from step 0; process 0 moves the contents of the run's directory aside, except its logs.
         restarts: The maximum number of restarts in a row without a newer checkpoint.
-        wait: Wait for the end of the run, if a scheduler takes it.
     """
 
     source: str
     overrides: tuple[str, ...] = ()
     fresh: bool = False
     restarts: int = 0
-    wait: bool = False
 
 
 class LaunchJob(NamedTuple):
@@ -57,14 +55,12 @@ class LaunchJob(NamedTuple):
         launch: The section `launch` of the config.
         timeouts: The section `timeouts`.
         run_dir: The directory of the run.
-        simulate: The number of CPU devices that each process simulates; 0 = real devices.
     """
 
     request: LaunchRequest
     launch: LaunchConfig
     timeouts: Timeouts
     run_dir: str
-    simulate: int
 
     @classmethod
     def load(cls, request: LaunchRequest, *, num_processes: int | None = None, simulate: int | None = None) -> Self:
@@ -74,7 +70,7 @@ class LaunchJob(NamedTuple):
             UserError: The config is invalid.
         """
         config = load_config(request.source, request.overrides, num_processes=num_processes, simulate=simulate)
-        return cls(request, config.launch, config.timeouts, config.run.dir, config.run.simulate)
+        return cls(request, config.launch, config.timeouts, config.run.dir)
 
     def command(self, python: str, *, fresh: bool) -> list[str]:
         """Returns the command line of every process."""
@@ -109,8 +105,7 @@ LAUNCHERS = {
     "local": Form("local:PxD", "P processes on this machine that simulate D CPU devices each, such as local:2x4"),
     "ssh": Form("ssh:FILE", "the hosts of a YAML file, such as ssh:hosts.yaml"),
     "slurm": Form("slurm[:PARTITION]", "a job of this Slurm cluster, with the sizes in the config's section launch"),
-    "mpi": Form("mpi[:HOSTFILE or :N]", "mpirun of Open MPI, with those sizes, on the hosts of a hostfile; or N local "
-                "processes"),
+    "mpi": Form("mpi[:HOSTFILE]", "mpirun of Open MPI, with those sizes, on this machine or the hosts of a hostfile"),
     "kubernetes": Form("kubernetes", "pods as described by the section launch of the config"),
 }  # fmt: skip
 """By name, which is also the name of the module."""

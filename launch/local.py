@@ -46,9 +46,9 @@ def parse(given: str) -> LocalTarget:
 
 def describe(request: LaunchRequest, target: LocalTarget) -> str:
     """Returns the command line of every process; PORT stands for a free port, chosen anew for every attempt."""
-    job = _load(request, target)
+    job = LaunchJob.load(request, num_processes=target.num_processes, simulate=target.devices)
     ranks = range(target.num_processes)
-    environments = [_job_environment("127.0.0.1:PORT", target, rank) for rank in ranks]
+    environments = [job_environment("127.0.0.1:PORT", len(ranks), rank, target.devices) for rank in ranks]
     return "\n".join(shell_line(job.command(sys.executable, fresh=request.fresh), each) for each in environments)
 
 
@@ -59,7 +59,7 @@ def launch(request: LaunchRequest, target: LocalTarget) -> int:
         The exit code of the process that ended the run: 0 finished, 2 a mistake in the config, 3 diverged, 75 stopped
         by a signal, so try again.
     """
-    job = _load(request, target)
+    job = LaunchJob.load(request, num_processes=target.num_processes, simulate=target.devices)
     sizes = (
         f"{counted(target.num_processes, 'process', 'processes')} x {counted(target.devices, 'simulated device')} "
         f"= {counted(target.num_processes * target.devices, 'device')}"
@@ -75,15 +75,8 @@ def launch(request: LaunchRequest, target: LocalTarget) -> int:
     return run_attempts(job.run_dir, attempt, stop=job.timeouts.stop, fresh=request.fresh, restarts=request.restarts)
 
 
-def _load(request: LaunchRequest, target: LocalTarget) -> LaunchJob:
-    return LaunchJob.load(request, num_processes=target.num_processes, simulate=target.devices)
-
-
 def worker_environment(address: str, target: LocalTarget, rank: int) -> dict[str, str]:
     """Returns the environment of one process; its output is not buffered, and it ends when this process ends."""
     own = {"PYTHONUNBUFFERED": "1", **RELAYED, BOUND_VARIABLE: str(os.getpid())}
-    return without_job_variables(os.environ) | _job_environment(address, target, rank) | own
-
-
-def _job_environment(address: str, target: LocalTarget, rank: int) -> dict[str, str]:
-    return job_environment(address, target.num_processes, rank, target.devices)
+    job = job_environment(address, target.num_processes, rank, target.devices)
+    return without_job_variables(os.environ) | job | own

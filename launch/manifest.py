@@ -197,18 +197,18 @@ def _pod(job: LaunchJob, config_map: str, coordinator: str | Object) -> Object:
         "workingDir": wanted.mount,
         "command": job.run_setup([*launch.prefix, *train], "-e"),
         "env": _environment(job, coordinator),
-        **({"envFrom": [{"secretRef": {"name": name}} for name in wanted.secrets]} if wanted.secrets else {}),
+        **_given(envFrom=[{"secretRef": {"name": name}} for name in wanted.secrets]),
         "ports": [{"name": "coordinator", "containerPort": PORT, "protocol": "TCP"}],
-        **_resources(job),
+        **_given(resources=_resources(job)),
         "volumeMounts": mounts,
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
-    ids = {"runAsUser": wanted.user} if wanted.user else {}
-    if group := wanted.group:
-        ids |= {"runAsGroup": group, "fsGroup": group, "fsGroupChangePolicy": "OnRootMismatch"}
+    ids = _given(runAsUser=wanted.user, runAsGroup=wanted.group, fsGroup=wanted.group)
+    if wanted.group:
+        ids["fsGroupChangePolicy"] = "OnRootMismatch"
     return {
         "restartPolicy": "Never",
-        **({"serviceAccountName": wanted.service_account} if wanted.service_account else {}),
+        **_given(serviceAccountName=wanted.service_account),
         "automountServiceAccountToken": False,
         # The profile "restricted" of Kubernetes' pod security standards
         "securityContext": {"runAsNonRoot": True, **ids, "seccompProfile": {"type": "RuntimeDefault"}},
@@ -232,12 +232,14 @@ def _environment(job: LaunchJob, coordinator: str | Object) -> list[Object]:
 
 
 def _resources(job: LaunchJob) -> Object:
-    launch, memory = job.launch, job.launch.kubernetes.memory
-    both = {"memory": memory} if memory else {}
-    requests = ({"cpu": str(launch.cpus_per_process)} if launch.cpus_per_process else {}) | both
-    limits = ({"nvidia.com/gpu": str(launch.gpus_per_process)} if launch.gpus_per_process else {}) | both
-    resources = {name: amounts for name, amounts in (("requests", requests), ("limits", limits)) if amounts}
-    return {"resources": resources} if resources else {}
+    cpus, gpus, memory = job.launch.cpus_per_process, job.launch.gpus_per_process, job.launch.kubernetes.memory
+    requests = _given(cpu=str(cpus or ""), memory=memory)
+    return _given(requests=requests, limits=_given(**{"nvidia.com/gpu": str(gpus or "")}, memory=memory))
+
+
+def _given(**fields: Any) -> Object:
+    """Returns the fields that are not empty or 0."""
+    return {name: value for name, value in fields.items() if value}
 
 
 def _restarts(job: LaunchJob) -> int:
@@ -247,7 +249,7 @@ def _restarts(job: LaunchJob) -> int:
 def _metadata(job: LaunchJob, *, queued: bool = False) -> Object:
     wanted = job.launch.kubernetes
     labels = _labels(job) | ({QUEUE: wanted.queue} if queued and wanted.queue else {})
-    return {"name": job_name(job), **({"namespace": wanted.namespace} if wanted.namespace else {}), "labels": labels}
+    return {"name": job_name(job), **_given(namespace=wanted.namespace), "labels": labels}
 
 
 def _labels(job: LaunchJob) -> dict[str, str]:
@@ -328,12 +330,6 @@ def find_problems(job: LaunchJob) -> Iterator[str]:
         )
     if job.request.fresh:
         yield "--fresh would start anew with every recreated pod. Set run.dir to another directory instead."
-    if job.request.wait:
-        done = "Completed" if wanted.form == "jobset" else "Complete"
-        yield (
-            "--wait is not available: the cluster keeps no exit code of the whole run. Remove it, and wait with: "
-            f"kubectl wait --for=condition={done} {wanted.form}/{job_name(job)} --timeout=24h"
-        )
 
 
 def parse_time_limit(text: str) -> int:

@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from ..configs.secret_variables import resolve
 from ..mesh.errors import UserError, counted
@@ -26,7 +25,6 @@ from .supervision.blame import Exit, Outcome
 from .supervision.output import TaggedOutput
 from .supervision.workers import BOUND_VARIABLE, Start, free_port
 
-MAX_PROCESSES = 256
 FORWARDED = ("SPMDKIT_", "JAX_", "XLA_", "NCCL_", "TF_CPP_", "PYTHON")
 """Prefixes of the variables that processes on other hosts get too."""
 SIGNALS: Mapping[signal.Signals, signal.Signals] = dict.fromkeys(
@@ -41,42 +39,25 @@ MISTAKE = re.compile(r"not enough slots|could not access\s+or execute|unrecogniz
 """Messages of mpirun for which another attempt would fail in the same way."""
 
 
-class MpiTarget(NamedTuple):
-    """The processes that mpirun starts.
-
-    Attributes:
-        num_processes: The number of processes on this machine; 0 = the sizes of the section `launch`.
-        hostfile: The file with the hosts; "" = this machine, or the hosts of the allocation around this command.
-    """
-
-    num_processes: int = 0
-    hostfile: str = ""
-
-
-def parse(given: str) -> MpiTarget:
-    """Parses a number of processes, the path of a hostfile, or nothing.
+def parse(given: str) -> str:
+    """Returns the path of a hostfile; "" = this machine, or the hosts of the allocation around this command.
 
     Raises:
-        UserError: The number is out of range, or the file does not exist.
+        UserError: The file does not exist.
     """
-    if re.fullmatch(r"[0-9]+", given):
-        number = int(given[:20])
-        if not 1 <= number <= MAX_PROCESSES:
-            raise invalid_target("mpi", given, f": one machine runs 1 to {MAX_PROCESSES} processes")
-        return MpiTarget(num_processes=number)
     if given and not Path(given).is_file():
         raise invalid_target("mpi", given, f": missing file {given[:60]!r}")
-    return MpiTarget(hostfile=given)
+    return given
 
 
-def describe(request: LaunchRequest, target: MpiTarget) -> str:
+def describe(request: LaunchRequest, hostfile: str) -> str:
     """Returns the command line of mpirun; PORT stands for a free port, chosen anew for every attempt."""
-    job = _load(request, target)
-    variables = _variables(job.launch.environment, find_coordinator(job.launch.nodes, target, "PORT"))
-    return shell_line(_mpirun(job, target, without_job_variables(os.environ) | variables, request.fresh), variables)
+    job = _load(request, hostfile)
+    variables = _variables(job.launch.environment, find_coordinator(job.launch.nodes, hostfile, "PORT"))
+    return shell_line(_mpirun(job, hostfile, without_job_variables(os.environ) | variables, request.fresh), variables)
 
 
-def launch(request: LaunchRequest, target: MpiTarget) -> int:
+def launch(request: LaunchRequest, hostfile: str) -> int:
     """Trains in the processes that mpirun starts.
 
     Returns:
@@ -87,29 +68,30 @@ def launch(request: LaunchRequest, target: MpiTarget) -> int:
         UserError: The config is invalid, or Open MPI is not installed.
         NotNow: It could not start the processes.
     """
-    job = _load(request, target)
-    count = target.num_processes or job.launch.num_processes
+    job = _load(request, hostfile)
+    count = job.launch.num_processes
     check_open_mpi()
     resolve(job.launch.environment)
 
     def attempt(fresh: bool) -> Attempt:
-        coordinator = find_coordinator(job.launch.nodes, target, str(free_port()))
-        variables = resolve(_variables(job.launch.environment, coordinator))
-        environment = without_job_variables(os.environ) | variables | RELAYED
+        coordinator = find_coordinator(job.launch.nodes, hostfile, str(free_port()))
+        environment = (
+            without_job_variables(os.environ) | resolve(_variables(job.launch.environment, coordinator)) | RELAYED
+        )
         output = TaggedOutput(Path(job.run_dir) / "logs", count, "mpirun")
         text = f"mpirun with {counted(count, 'process', 'processes')}"
         text += f", coordinator {coordinator}" if coordinator else ""
-        start = Start(_mpirun(job, target, environment, fresh), environment, signals=SIGNALS, relay=output)
+        start = Start(_mpirun(job, hostfile, environment, fresh), environment, signals=SIGNALS, relay=output)
         return Attempt([start], text, lambda ended: find_outcome(ended, output))
 
     return run_attempts(job.run_dir, attempt, stop=job.timeouts.stop, fresh=request.fresh, restarts=request.restarts)
 
 
-def _load(request: LaunchRequest, target: MpiTarget) -> LaunchJob:
-    job = LaunchJob.load(request, num_processes=target.num_processes or None)
-    if target.hostfile and (found := len(read_hostfile(target.hostfile))) < job.launch.nodes:
+def _load(request: LaunchRequest, hostfile: str) -> LaunchJob:
+    job = LaunchJob.load(request)
+    if hostfile and (found := len(read_hostfile(hostfile))) < job.launch.nodes:
         raise UserError(
-            f"launch.nodes={job.launch.nodes} hosts, but {target.hostfile} lists {found}. Add the missing hosts, one "
+            f"launch.nodes={job.launch.nodes} hosts, but {hostfile} lists {found}. Add the missing hosts, one "
             "per line, or set launch.nodes."
         )
     return job
@@ -136,23 +118,23 @@ def check_open_mpi() -> None:
         )
 
 
-def _mpirun(job: LaunchJob, target: MpiTarget, environment: Mapping[str, str | None], fresh: bool) -> list[str]:
+def _mpirun(job: LaunchJob, hostfile: str, environment: Mapping[str, str | None], fresh: bool) -> list[str]:
     """Returns the command line of mpirun, after the lines of `launch.setup`.
 
     Args:
         job: The run to launch.
-        target: The argument of `--on mpi`.
+        hostfile: The file with the hosts, or "".
         environment: The environment of mpirun; variables that other hosts need are passed by name.
         fresh: Start from step 0.
     """
     sizes = job.launch
     names = sorted(name for name in environment if name in (*sizes.environment, "TERM") or name.startswith(FORWARDED))
     command = [
-        *("mpirun", "-n", str(target.num_processes or sizes.num_processes), "--tag-output"),
+        *("mpirun", "-n", str(sizes.num_processes), "--tag-output"),
         *("--bind-to", "none", "--oversubscribe"),  # a process has many threads; the sizes above set their number
         *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
-        *(["--hostfile", target.hostfile] if target.hostfile else []),
-        *([] if target.num_processes else ["--map-by", f"ppr:{sizes.processes_per_node}:node"]),
+        *(["--hostfile", hostfile] if hostfile else []),
+        *("--map-by", f"ppr:{sizes.processes_per_node}:node"),
         *(word for name in names for word in ("-x", name)),
         *sizes.mpi.options,
         *sizes.prefix,
@@ -167,17 +149,17 @@ def _variables(own: Mapping[str, str | None], coordinator: str) -> dict[str, str
     return {**given, **OUTPUT, BOUND_VARIABLE: "1", **own}
 
 
-def find_coordinator(nodes: int, target: MpiTarget, port: str) -> str:
+def find_coordinator(nodes: int, hostfile: str, port: str) -> str:
     """Returns the address of process 0, on the first host; "" if the processes find it themselves.
 
     Raises:
         UserError: Several hosts are needed, but they are not known.
     """
-    if target.num_processes or (nodes == 1 and not target.hostfile):
+    if nodes == 1 and not hostfile:
         return f"127.0.0.1:{port}"
-    if not target.hostfile and os.environ.get("SLURM_JOB_NODELIST"):
+    if not hostfile and os.environ.get("SLURM_JOB_NODELIST"):
         return ""
-    file = target.hostfile or os.environ.get("PBS_NODEFILE", "")
+    file = hostfile or os.environ.get("PBS_NODEFILE", "")
     if not file:
         raise UserError(
             f"launch.nodes={nodes}, but the hosts are not known. Write them to a file, one per line, and use "

@@ -12,11 +12,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from ..configs.secret_variables import is_secret, redact, resolve
 from ..mesh.errors import UserError, counted
@@ -30,19 +27,12 @@ from .startup.variables import without_job_variables
 from .supervision.attempts import NotNow
 from .supervision.output import announce
 
-POLL_SECONDS = 1.0, 15.0
-"""The first and the longest interval between two queries of a job's state."""
-QUERY_SECONDS = 120.0
-MAX_FAILED_QUERIES = 20
-MAX_LOG_LINES = 40
 UNAVAILABLE = re.compile(
     r"unable to contact|timed out|connect failure|connection refused|zero bytes|munge|authentication|try again"
     r"|temporarily|in standby|communication",
     re.IGNORECASE,
 )
 """Messages of sbatch if the cluster is at fault."""
-ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL")
-ENDED += ("DEADLINE", "REVOKED")
 PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]-]+")
 """Characters without a special meaning for Slurm and bash."""
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -116,63 +106,34 @@ fresh=--fresh
 """
 
 
-class SlurmTarget(NamedTuple):
-    """A Slurm cluster.
-
-    Attributes:
-        partition: The partition; "" = the default one.
-    """
-
-    partition: str
-
-
-class State(NamedTuple):
-    """The state of a job.
-
-    Attributes:
-        name: Slurm's name, such as RUNNING.
-        code: The exit code of its script.
-    """
-
-    name: str
-    code: int
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of a launch that waited for the job."""
-        if self.name == "COMPLETED":
-            return FINISHED
-        return self.code if self.name == "FAILED" and 0 < self.code < 128 else TRY_AGAIN
-
-
-def parse(given: str) -> SlurmTarget:
-    """Parses the name of a partition, or nothing.
+def parse(given: str) -> str:
+    """Returns the name of a partition; "" = the default one.
 
     Raises:
         UserError: It is not a valid name.
     """
     if given and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.,-]*", given):
         raise invalid_target("slurm", given)
-    return SlurmTarget(given)
+    return given
 
 
-def describe(request: LaunchRequest, target: SlurmTarget) -> str:
+def describe(request: LaunchRequest, partition: str) -> str:
     """Returns the batch script exactly as it would be submitted."""
-    return batch_script(LaunchJob.load(request), target.partition).rstrip()
+    return batch_script(LaunchJob.load(request), partition).rstrip()
 
 
-def launch(request: LaunchRequest, target: SlurmTarget) -> int:
+def launch(request: LaunchRequest, partition: str) -> int:
     """Writes the script into run.dir and submits it.
 
     Returns:
-        0 once Slurm has the job; with `request.wait`, the exit code of the job after its end.
+        0: Slurm has the job.
 
     Raises:
         UserError: The config is invalid, Slurm is not installed, or it refuses the job; nothing was submitted.
         NotNow: Slurm does not answer.
     """
     job = LaunchJob.load(request)
-    script = batch_script(job, target.partition)
+    script = batch_script(job, partition)
     if shutil.which("sbatch") is None:
         raise UserError(
             "sbatch is not on PATH: --on slurm submits from a machine with Slurm's commands. Log in to the cluster, or "
@@ -189,7 +150,7 @@ def launch(request: LaunchRequest, target: SlurmTarget) -> int:
     number = submit(path, secrets)
     print(number, flush=True)
     announce(describe_job(number, job, directory))
-    return wait_for(number, directory) if request.wait else FINISHED
+    return FINISHED
 
 
 def submit(script: Path, secrets: Mapping[str, str] = {}) -> str:
@@ -235,46 +196,6 @@ def describe_job(number: str, job: LaunchJob, directory: Path) -> str:
   watch   squeue --jobs={number}; tail -F {logs}/rank-0.log
   stop    scancel {number}                  saves, if that takes less than the cluster's KillWait
           scancel --signal=TERM {number}    saves{again}"""
-
-
-def wait_for(number: str, directory: Path) -> int:
-    """Waits for the end of a job, including its restarts; returns the exit code of the last one.
-
-    Raises:
-        NotNow: Slurm has not answered for minutes.
-    """
-    failures, pause = 0, POLL_SECONDS[0]
-    try:
-        while True:
-            state = query_state(number)
-            failures = 0 if state else failures + 1
-            if failures > MAX_FAILED_QUERIES:
-                raise NotNow(f"Slurm no longer returns the state of job {number}. Check with: squeue --jobs={number}")
-            if state and state.name in ENDED:
-                break
-            time.sleep(pause)
-            pause = min(1.1 * pause, POLL_SECONDS[1])
-    except KeyboardInterrupt:
-        announce(f"no longer waiting; job {number} continues. To stop it: scancel {number}")
-        return TRY_AGAIN
-    log = directory / "logs" / f"slurm-{number}.log"
-    announce(f"job {number} ended: {state.name}. The end of its log, {log}:")
-    with suppress(OSError):
-        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-MAX_LOG_LINES:]:
-            announce(f"  {line}")
-    return state.exit_code
-
-
-def query_state(number: str) -> State | None:
-    """Returns the state of a job; None if Slurm does not answer."""
-    command = ["scontrol", "show", "job", "--oneliner", number]
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=QUERY_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    name = re.search(r"\bJobState=(\w+)", ended.stdout)
-    code = re.search(r"\bExitCode=(\d+):", ended.stdout)
-    return State(name[1], int(code[1])) if name and code else None
 
 
 def batch_script(job: LaunchJob, partition: str) -> str:

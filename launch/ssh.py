@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..configs.secret_variables import resolve
-from ..mesh.errors import UserError
 from ..mesh.known_causes import RELAYED
 from ..mesh.processes import ranks
 from .launchers import LaunchJob, LaunchRequest, assignments, invalid_target
 from .remote import client
 from .remote.hosts import Host, Hosts, read_hosts
-from .remote.preflight import quote_path, select_hosts, ssh_command
+from .remote.preflight import check_hosts, quote_path, ssh_command
 from .startup.worker import job_environment
 from .supervision.attempts import Attempt, run_attempts
 from .supervision.workers import Start
@@ -57,15 +56,14 @@ def parse(given: str) -> Hosts:
 
 
 def describe(request: LaunchRequest, target: Hosts) -> str:
-    """Returns the command line of every process after its host; values of forwarded variables are not shown."""
+    """Returns the command line of every process after its host."""
     job, hosts = load(request, target)
     lines = []
     for slot in list_slots(hosts):
-        forwarded = [f'{name}="${name}"' for name in hosts.forward]
         given = assignments(slot_variables(job, hosts, slot, "PORT"))
         words = map(quote_path, build_command(job, slot.host, request.fresh))
         lines.append(f"# rank {slot.rank} on {slot.host.name}")
-        lines.append(f"cd {quote_path(slot.host.directory)} && {' '.join([*forwarded, *given, *words])}")
+        lines.append(f"cd {quote_path(slot.host.directory)} && {' '.join([*given, *words])}")
     return "\n".join(lines)
 
 
@@ -80,12 +78,10 @@ def launch(request: LaunchRequest, target: Hosts) -> int:
         UserError: The config, the hosts file or a host is not usable; nothing was started.
     """
     job, hosts = load(request, target)
-    read_forwarded(hosts)
     resolve(job.launch.environment)
 
     def attempt(fresh: bool) -> Attempt:
-        nonlocal hosts
-        hosts, port = select_hosts(hosts, job)
+        port = check_hosts(hosts, job)
         identity = secrets.token_hex(4)
         starts = [build_start(job, hosts, slot, port, identity, fresh) for slot in list_slots(hosts)]
         return Attempt(starts, f"{describe_hosts(hosts)}, coordinator {coordinator_host(hosts)}:{port}")
@@ -95,14 +91,14 @@ def launch(request: LaunchRequest, target: Hosts) -> int:
 
 def load(request: LaunchRequest, hosts: Hosts) -> tuple[LaunchJob, Hosts]:
     """Reads the config, and fills in the default Python and directory of each host."""
-    job = LaunchJob.load(request, num_processes=hosts.num_processes, simulate=hosts.simulate or None)
+    job = LaunchJob.load(request, num_processes=hosts.num_processes)
     python = hosts.python or job.launch.python or sys.executable
     directory = hosts.directory or os.getcwd()
 
     def complete(host: Host) -> Host:
         return replace(host, python=host.python or python, directory=host.directory or directory)
 
-    return job, replace(hosts, hosts=tuple(map(complete, hosts.hosts)), spares=tuple(map(complete, hosts.spares)))
+    return job, replace(hosts, hosts=tuple(map(complete, hosts.hosts)))
 
 
 def list_slots(hosts: Hosts) -> Iterator[Slot]:
@@ -121,7 +117,7 @@ def build_start(job: LaunchJob, hosts: Hosts, slot: Slot, port: int, identity: s
         "token": secrets.token_hex(8),
         "command": build_command(job, slot.host, fresh),
         "directory": slot.host.directory,
-        "environment": read_forwarded(hosts) | resolve(slot_variables(job, hosts, slot, port, identity)) | RELAYED,
+        "environment": resolve(slot_variables(job, hosts, slot, port, identity)) | RELAYED,
         "silence": max(MIN_SILENCE_SECONDS, float(job.timeouts.heartbeat)),
         "delay": DELAY_SECONDS * slot.local,
     }
@@ -140,12 +136,12 @@ def build_command(job: LaunchJob, host: Host, fresh: bool) -> list[str]:
 def slot_variables(
     job: LaunchJob, hosts: Hosts, slot: Slot, port: int | str, identity: str = ""
 ) -> dict[str, str | None]:
-    """Returns the environment variables of one process, without those that are forwarded.
+    """Returns the environment variables of one process; None = the value on this machine.
 
     A process sees the GPUs that the hosts file gives it. If it gives none, the GPUs of the host are divided among its
     processes when they join the run.
     """
-    given = {**job.launch.environment, **hosts.environment}
+    given = job.launch.environment
     if each := hosts.gpus_per_process:
         gpus = range(slot.local * each, (slot.local + 1) * each)
         given = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), **given}
@@ -153,26 +149,11 @@ def slot_variables(
         f"{coordinator_host(hosts)}:{port}",
         hosts.num_processes,
         slot.rank,
-        hosts.simulate or None,
         identity=identity,
         local_rank=None if each else slot.local,
         local_processes=None if each else slot.host.processes,
     )
     return {**given, **job_variables, "PYTHONUNBUFFERED": "1"}
-
-
-def read_forwarded(hosts: Hosts) -> dict[str, str]:
-    """Returns the environment variables that are forwarded, with their values on this machine.
-
-    Raises:
-        UserError: Some are not set.
-    """
-    if missing := [name for name in hosts.forward if name not in os.environ]:
-        raise UserError(
-            f"forward of the hosts file lists {', '.join(missing)}, not set on this machine. Set it, or remove it from "
-            "the list."
-        )
-    return {name: os.environ[name] for name in hosts.forward}
 
 
 def coordinator_host(hosts: Hosts) -> str:

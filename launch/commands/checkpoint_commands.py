@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from .command import (
     OR_CONFIG,
@@ -17,11 +17,6 @@ from .command import (
     open_run,
     use_cpu_only,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ...checkpoints.directory import Found
 
 KINDS = ("safetensors", "npy")
 """A copy of KINDS in checkpoints/export.py, which is too slow to import for a help text."""
@@ -54,34 +49,22 @@ def checkpoint(arguments: argparse.Namespace) -> int:
       spmdkit checkpoint verify runs/quickstart
     """
     from ...checkpoints.directory import find
+    from ...checkpoints.inspect import inspect, text
+    from ...checkpoints.integrity import summary, verify
+    from ...mesh.exit_codes import FINISHED, INVALID_INPUT
 
     use_cpu_only()
     found = find(arguments.place, arguments.step)
-    return verify(found, arguments.json) if arguments.action == "verify" else inspect(found, arguments.json)
-
-
-def inspect(found: "Found", as_json: bool) -> int:
-    """Prints the checkpoints of a run, or the contents of one."""
-    from ...checkpoints.inspect import inspect as run
-    from ...checkpoints.inspect import text
-
-    description = run(found)
-    print(json.dumps(description, indent=2) if as_json else text(description))
-    return 0
-
-
-def verify(found: "Found", as_json: bool) -> int:
-    """Reads every array and compares its checksum; returns 2 if a checkpoint is corrupt."""
-    from ...checkpoints.integrity import summary
-    from ...checkpoints.integrity import verify as run
-    from ...mesh.exit_codes import FINISHED, INVALID_INPUT
-
+    if arguments.action == "inspect":
+        description = inspect(found)
+        print(json.dumps(description, indent=2) if arguments.json else text(description))
+        return FINISHED
     verdicts = []
-    for verdict in run(found):
+    for verdict in verify(found):
         verdicts.append(verdict)
-        if not as_json:
+        if not arguments.json:
             print(verdict, flush=True)
-    print(json.dumps([each.to_json() for each in verdicts], indent=2) if as_json else summary(verdicts))
+    print(json.dumps([each.to_json() for each in verdicts], indent=2) if arguments.json else summary(verdicts))
     return FINISHED if all(each.is_whole for each in verdicts) else INVALID_INPUT
 
 
@@ -123,8 +106,6 @@ def export(arguments: argparse.Namespace) -> int:
     loads the run, so it opens devices and accepts key=value; the other formats read no config except that of a CONFIG
     given as RUN.
     """
-    from pathlib import Path
-
     if arguments.to == HUGGING_FACE:
         return _export_for_transformers(arguments)
     from ...checkpoints.export import add_suffix
@@ -163,8 +144,6 @@ def _is_hugging_face(path: "Path") -> bool:
 
 def _export_for_transformers(arguments: argparse.Namespace) -> int:
     """Writes a directory in the format of Hugging Face; this opens devices and loads the model's code."""
-    from pathlib import Path
-
     from ...mesh.errors import UserError
     from ...runtime.loading.loaded_run import write_folder
 

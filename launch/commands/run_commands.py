@@ -130,8 +130,6 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
         "kubernetes K times in total (default: 6)"
     )
     parser.add_argument("--restarts", type=int, default=0, metavar="K", help=text)
-    text = "slurm: wait for the end of the job and return its exit code; local, ssh and mpi always do"
-    parser.add_argument("--wait", action="store_true", help=text)
 
 
 def launch(arguments: argparse.Namespace) -> int:
@@ -159,7 +157,7 @@ def launch(arguments: argparse.Namespace) -> int:
         raise UserError(f"--restarts must be at least 0, got {arguments.restarts}.")
     launcher, target = find_launcher(arguments.on)
     config, overrides = resolve_run_directory(arguments.config, arguments.overrides)
-    request = LaunchRequest(str(config), tuple(overrides), arguments.fresh, arguments.restarts, arguments.wait)
+    request = LaunchRequest(str(config), tuple(overrides), arguments.fresh, arguments.restarts)
     if arguments.dry_run:
         print(launcher.describe(request, target))
         return 0
@@ -286,7 +284,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     Checks everything that a run needs before it starts: its job (coordinator, rank, number of processes, and the
     variables they come from), versions, devices, GPUs, cores, memory, limits, the name of the host, the coordinator's
     port, and the file system of run.dir. Exit code 0 without problems, 2 otherwise, with a fix for each. For a run with
-    several processes, start it in all of them, like the run itself: they connect, compare clocks, versions and run.dir,
+    several processes, start it in all of them, like the run itself: they connect, compare versions and run.dir,
     and process 0 prints the result.
 
       spmdkit doctor                                 this host

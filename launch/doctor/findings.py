@@ -11,9 +11,10 @@ from ...mesh.devices import has_accelerators
 from ...mesh.errors import UserError, counted
 from ...mesh.exit_codes import FINISHED, INVALID_INPUT
 from ...mesh.files import absolute_path
-from ...mesh.processes import ProcessesMissing, print_progress, ranks
+from ...mesh.processes import ProcessesMissing, ranks
 from ..startup.addresses import PortTaken
-from ..startup.detection import Job, find_job
+from ..startup.detection import find_job
+from ..startup.variables import Job
 from ..startup.worker import count_simulated
 from .host_checks import check_devices, check_machine, check_versions, installed_versions
 from .job_checks import Finding, check_coordinator, check_run_dir, compare, describe_job
@@ -73,9 +74,10 @@ def _examine_together(
     found += check_coordinator(job, os.environ, len({*(job.hosts or job.nodes)}) > 1)
     on_cpu = simulated > 0 or not has_accelerators()
     try:
-        return compare(job, found, folder, versions, on_cpu=on_cpu, seconds=seconds, say=print_progress)
-    except (ProcessesMissing, PortTaken, UserError) as error:
-        fix = "start `spmdkit doctor` in every process, like the run itself"
+        return compare(job, found, folder, versions, on_cpu=on_cpu, seconds=seconds)
+    except (ProcessesMissing, PortTaken, UserError, OSError) as error:
+        is_missing = isinstance(error, ProcessesMissing)
+        fix = "start `spmdkit doctor` in every process, like the run itself" if is_missing else ""
         return [[*found, Finding("processes", str(error), "wrong", fix)]]
 
 

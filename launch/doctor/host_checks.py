@@ -14,9 +14,9 @@ from pathlib import Path
 
 from ...mesh.devices import VISIBLE_GPUS, count_gpus
 from ..startup.addresses import is_loopback, own_ip
-from ..startup.detection import Job, count_visible_gpus
-from ..startup.variables import without_job_variables
-from .job_checks import GIB, Finding
+from ..startup.detection import count_visible_gpus
+from ..startup.variables import Job, without_job_variables
+from .job_checks import GIB, Finding, require
 
 MIN_MEMORY = GIB
 MIN_FILES = 1024
@@ -148,29 +148,24 @@ def check_machine(devices: int) -> list[Finding]:
 def check_cores(devices: int, count: float) -> Finding:
     """Compares the cores that this process may use with the devices that are simulated on this host."""
     text = f"{count:g} for this process"
-    if devices > count:
-        fix = "see launch.cpus_per_process, or simulate fewer devices (run.simulate)"
-        return Finding("cores", f"{text}, shared by {devices} simulated devices: correct, but slow", "note", fix)
-    return Finding("cores", text)
+    if devices <= count:
+        return Finding("cores", text)
+    fix = "see launch.cpus_per_process, or simulate fewer devices (run.simulate)"
+    return Finding("cores", f"{text}, shared by {devices} simulated devices: correct, but slow", "note", fix)
 
 
 def check_memory(free: int | None) -> Finding:
     """Checks the free memory, in bytes; None = unknown."""
-    if free is None:
-        return Finding("memory", "unknown on this system")
-    text = f"{free / GIB:.1f} GiB free"
-    if free < MIN_MEMORY:
-        return Finding("memory", text, "wrong", "close other programs, or request more from the scheduler")
-    return Finding("memory", text)
+    text = "unknown on this system" if free is None else f"{free / GIB:.1f} GiB free"
+    fix = "close other programs, or request more from the scheduler"
+    return require("memory", text, free is None or free >= MIN_MEMORY, fix)
 
 
 def check_open_files(limit: int) -> Finding:
     """Checks the maximum number of open files of this process."""
-    if limit == resource.RLIM_INFINITY:
-        return Finding("open files", "no limit")
-    if limit < MIN_FILES:
-        return Finding("open files", f"at most {limit}", "wrong", f"ulimit -n {MIN_FILES * 4}")
-    return Finding("open files", f"at most {limit}")
+    is_unlimited = limit == resource.RLIM_INFINITY
+    text = "no limit" if is_unlimited else f"at most {limit}"
+    return require("open files", text, is_unlimited or limit >= MIN_FILES, f"ulimit -n {MIN_FILES * 4}")
 
 
 def check_shared_memory(directory: Path = Path("/dev/shm")) -> list[Finding]:
@@ -189,10 +184,9 @@ def check_host_name(name: str, ip: str) -> Finding:
         name: The name of the host.
         ip: Its IP address; "" if it cannot be resolved.
     """
-    if not ip:
-        fix = f"add a line with its address and '{name}' to /etc/hosts"
-        return Finding("host name", f"{name} cannot be resolved", "wrong", fix)
-    return Finding("host name", f"{name} is {ip}{': enough for one host, not for several' if is_loopback(ip) else ''}")
+    reach = ": enough for one host, not for several" if is_loopback(ip) else ""
+    text = f"{name} is {ip}{reach}" if ip else f"{name} cannot be resolved"
+    return require("host name", text, bool(ip), f"add a line with its address and '{name}' to /etc/hosts")
 
 
 def _count_cores() -> float:

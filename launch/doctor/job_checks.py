@@ -1,26 +1,26 @@
 """Checks of the job: rank and coordinator, run.dir, and the comparison of all processes."""
 
 import os
+import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ...mesh.errors import UserError
-from ...mesh.processes import differences
+from ...mesh.processes import differences, print_progress
 from ...runtime.machine_check import DirectoryUnavailable, check_directory
-from ..startup.addresses import Address, PortTaken, find_proxy, listen, own_ip
-from ..startup.detection import Job
+from ..startup.addresses import find_proxy, own_ip
 from ..startup.initialize import check_host_names
 from ..startup.rendezvous import Rendezvous, join_rendezvous
+from ..startup.variables import Job
 
 GIB = 2**30
 MIN_DISK_SPACE = GIB
-MAX_SKEW = 5.0
-"""Seconds between two clocks; a larger difference makes the times of files and log lines misleading."""
 MAX_LISTED_HOSTS = 8
 VISIBLE_SECONDS = 5.0
 """The time for a new file to become visible: network file systems cache listings for some seconds."""
@@ -42,6 +42,11 @@ class Finding(NamedTuple):
     level: Literal["ok", "note", "wrong"] = "ok"
     fix: str = ""
     variable: str = ""
+
+
+def require(name: str, found: str, is_met: bool, fix: str) -> Finding:
+    """Returns the finding of a requirement; it is wrong and has a fix only if it is not met."""
+    return Finding(name, found) if is_met else Finding(name, found, "wrong", fix)
 
 
 def describe_job(job: Job | None) -> list[Finding]:
@@ -69,7 +74,7 @@ def describe_job(job: Job | None) -> list[Finding]:
 
 
 def check_coordinator(job: Job, environ: Mapping[str, str], several_hosts: bool) -> list[Finding]:
-    """Checks the coordinator's name and port, and that no proxy is used for it.
+    """Checks the coordinator's address, and if a proxy would be used for it; the rendezvous checks name and port.
 
     Args:
         job: The job, with several processes.
@@ -85,32 +90,8 @@ def check_coordinator(job: Job, environ: Mapping[str, str], several_hosts: bool)
     if job.address.is_loopback and several_hosts:
         fix = "set the address of process 0's host that the other hosts can reach (SPMDKIT_JOB_ADDRESSES)"
         text = f"{job.address} refers to a different host on each host"
-        return [*found, Finding("coordinator", text, "wrong", fix)]
-    return [*found, check_port(job.address) if job.process_id == 0 else resolve_host(job.address)]
-
-
-def resolve_host(address: Address) -> Finding:
-    """Checks that the coordinator's host can be resolved."""
-    try:
-        ips = {str(each[4][0]) for each in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)}
-    except OSError as error:
-        text = f"{address.host} cannot be resolved on {socket.gethostname()}: {error.strerror}"
-        return Finding("coordinator", text, "wrong", "use a name that every host can resolve, or an IP address")
-    return Finding("coordinator", f"{address.host} is {', '.join(sorted(ips))}")
-
-
-def check_port(address: Address) -> Finding:
-    """Checks that process 0 can listen at the coordinator's address."""
-    try:
-        listening = listen(address)
-    except (PortTaken, OSError, UserError) as error:
-        fix = "wait for the end of the program that uses the port, or set another address"
-        return Finding("coordinator", f"cannot listen at {address} on {socket.gethostname()}: {error}", "wrong", fix)
-    listening.socket.close()
-    if not listening.announced:
-        text = f"{address} is not an address of this host, {socket.gethostname()}: it would listen on {listening.bind}"
-        return Finding("coordinator", text, "note", "run process 0 on that host, or set the address of this host")
-    return Finding("coordinator", f"port {address.port} is free; listens on {listening.bind.host} only")
+        found.append(Finding("coordinator", text, "wrong", fix))
+    return found
 
 
 def check_run_dir(run_dir: Path) -> Finding:
@@ -125,35 +106,29 @@ def check_run_dir(run_dir: Path) -> Finding:
         return Finding("run.dir", str(error), "wrong", "set run.dir to a writable directory, or repair the file system")
     free = shutil.disk_usage(existing_part(run_dir)).free
     text = f"{run_dir}: writable, {free / GIB:.1f} GiB free"
-    if free < MIN_DISK_SPACE:
-        return Finding("run.dir", text, "wrong", "free some space, or set run.dir to another file system")
-    return Finding("run.dir", text)
+    fix = "free some space, or set run.dir to another file system"
+    return require("run.dir", text, free >= MIN_DISK_SPACE, fix)
 
 
 def existing_part(path: Path) -> Path:
-    """Returns the nearest existing parent of a path, or the path itself."""
-    return next(each for each in (path, *path.parents) if each.exists())
+    """Returns a directory, or its nearest existing parent."""
+    return next((each for each in (path, *path.parents) if each.is_dir()), Path())
 
 
 @contextmanager
-def write_probe(run_dir: Path, rank: int) -> Iterator[str]:
-    """Creates a temporary file that the other processes should see.
+def create_marker(run_dir: Path) -> Iterator[Path]:
+    """Creates a temporary file, which other hosts should see.
 
     Args:
-        run_dir: The directory, or one that does not exist yet.
-        rank: The rank of this process.
+        run_dir: The directory of a run, relative or absolute. If it is missing, its nearest existing parent is used.
 
     Yields:
-        Its name; "" if it could not be written.
+        The path of the file; relative if `run_dir` is.
     """
-    path = existing_part(run_dir) / f".spmdkit-doctor-{socket.gethostname()}-{os.getpid()}-{rank}"
-    name = path.name
+    path = existing_part(run_dir) / f".spmdkit-{secrets.token_hex(8)}"
+    path.touch()
     try:
-        path.touch()
-    except OSError:
-        name = ""
-    try:
-        yield name
+        yield path
     finally:
         path.unlink(missing_ok=True)
 
@@ -174,11 +149,11 @@ def find_probes(run_dir: Path, names: Sequence[str], hosts: Sequence[str], secon
         if not missing or time.monotonic() > deadline:
             break
         time.sleep(0.1)
+    text = f"all {len(names)} processes see the same {existing}"
     if missing:
-        fix = "mount the same file system on all hosts, or set run.dir to one that they share"
         text = f"files written by {', '.join(missing)} to {existing} are not visible on {socket.gethostname()}"
-        return Finding("shared", text, "wrong", fix)
-    return Finding("shared", f"all {len(names)} processes see the same {existing}")
+    fix = "mount the same file system on all hosts, or set run.dir to one that they share"
+    return require("shared", text, not missing, fix)
 
 
 def compare(
@@ -189,7 +164,6 @@ def compare(
     *,
     on_cpu: bool,
     seconds: float,
-    say: Callable[[str], None],
     probe_seconds: float = VISIBLE_SECONDS,
 ) -> list[list[Finding]]:
     """Connects the doctors of all processes, and compares their findings.
@@ -201,7 +175,6 @@ def compare(
         versions: The versions by package.
         on_cpu: If the run computes on the CPU.
         seconds: How long to wait for the others.
-        say: Prints a line from time to time that names the missing processes.
         probe_seconds: How long to wait for the files of the others.
 
     Returns:
@@ -212,21 +185,22 @@ def compare(
         PortTaken: The port of the coordinator is in use.
         UserError: The job is invalid.
     """
-    name = "spmdkit doctor"
-    with write_probe(run_dir, job.process_id) as probe:
-        note = {"own_ip": own_ip(), "probe": probe, "versions": dict(versions)}
-        meeting = join_rendezvous(job, seconds=seconds, run=name, note=note, share=True, say=say)
+    meet = partial(join_rendezvous, job, seconds=seconds, run="spmdkit doctor", share=True, say=print_progress)
+    with ExitStack() as stack:
+        probe = ""
+        with suppress(OSError):  # `check_run_dir` reports it
+            probe = stack.enter_context(create_marker(run_dir)).name
+        meeting = meet(note={"own_ip": own_ip(), "probe": probe, "versions": dict(versions)})
         probes = [str(each.get("probe", "")) for each in meeting.notes]
         found = [
             *own,
             find_probes(run_dir, probes, meeting.hosts, probe_seconds),
             describe_hosts(meeting),
-            compare_clocks(meeting),
+            *([Finding("coordinator", f"listens on {meeting.bind} only")] if meeting.bind else []),
             *compare_versions(meeting.notes),
             *check_names(meeting, on_cpu),
         ]
-        note = {"findings": [list(finding) for finding in found]}
-        answers = join_rendezvous(job, seconds=seconds, run=name, note=note, share=True, say=say)
+        answers = meet(note={"findings": [list(finding) for finding in found]})
     return [[Finding(*map(str, each)) for each in note["findings"]] for note in answers.notes]  # pyright: ignore
 
 
@@ -236,16 +210,6 @@ def describe_hosts(meeting: Rendezvous) -> Finding:
     text = ", ".join(f"{count} on {host}" for host, count in list(counts.items())[:MAX_LISTED_HOSTS])
     more = f" and {len(counts) - MAX_LISTED_HOSTS} more hosts" if len(counts) > MAX_LISTED_HOSTS else ""
     return Finding("processes", f"all {len(meeting.hosts)} have connected: {text}{more}")
-
-
-def compare_clocks(meeting: Rendezvous) -> Finding:
-    """Compares the clocks of the hosts with that of process 0."""
-    wrong = {host: skew for host, skew in zip(meeting.hosts, meeting.skews, strict=True) if abs(skew) > MAX_SKEW}
-    if not wrong:
-        return Finding("clock", f"all hosts agree within {MAX_SKEW:.0f} s")
-    text = ", ".join(f"{host} {skew:+.0f} s" for host, skew in wrong.items())
-    fix = "synchronize all hosts with the same time server (chrony, ntpd)"
-    return Finding("clock", f"compared with {meeting.hosts[0]}: {text}", "wrong", fix)
 
 
 def compare_versions(notes: Sequence[Mapping[str, Any]]) -> list[Finding]:

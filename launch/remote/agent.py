@@ -14,7 +14,6 @@ that it has started. A child of this process, the guard, does the same if this p
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import signal
@@ -52,8 +51,8 @@ def probe(task: dict) -> dict:
     """Returns the properties of this host that a run needs.
 
     Args:
-        task: `directory`, the working directory of the run; `config`, its file, or "" for a preset; `marker`, a file
-            that the client has just created in run.dir; `addresses` of hosts.
+        task: `directory`, the working directory of the run; `marker`, a file that the client has just created in
+            run.dir; `addresses` of hosts.
 
     Returns:
         The values by name; None if something is missing.
@@ -62,7 +61,6 @@ def probe(task: dict) -> dict:
         "python": list(sys.version_info[:3]),
         "gpus": count_gpus(),
         "spmdkit": find_spec("spmdkit") is not None,
-        "versions": {name: version_of(name) for name in task["versions"]},
         "addresses": {address: resolve(address) for address in task["addresses"]},
         "port": find_port(),
     }
@@ -72,18 +70,7 @@ def probe(task: dict) -> dict:
         return dict(found, directory=None, reason=error.strerror)
     found["directory"] = os.getcwd()
     found["marker"] = os.path.isfile(task["marker"])
-    found["writable"] = os.access(os.path.dirname(task["marker"]) or ".", os.W_OK | os.X_OK)
-    found["config"] = digest(task["config"])
     return found
-
-
-def digest(path: str) -> str | None:
-    """Returns the SHA-256 of a file; None if it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            return hashlib.sha256(file.read()).hexdigest()
-    except OSError:
-        return None
 
 
 def resolve(address: str) -> str | None:
@@ -91,16 +78,6 @@ def resolve(address: str) -> str | None:
     try:
         return str(socket.getaddrinfo(address, None)[0][4][0])
     except (OSError, UnicodeError):
-        return None
-
-
-def version_of(package: str) -> str | None:
-    """Returns the version of a package; None if no installed distribution has its name, as for a clone."""
-    try:
-        from importlib.metadata import version
-
-        return version(package)
-    except ImportError:  # also on a Python that is too old
         return None
 
 

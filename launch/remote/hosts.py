@@ -1,4 +1,4 @@
-"""The hosts file of `--on ssh:hosts.yaml`: the hosts, the number of processes on each, and their environment.
+"""The hosts file of `--on ssh:hosts.yaml`: the hosts and the number of processes on each.
 
     hosts: [gpu1, gpu2]
     gpus_per_process: 1
@@ -8,15 +8,14 @@ All problems of a file are reported at once, as for a config.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 
 from ...configs.config_errors import ConfigError, Problem, config_error
-from ...configs.launch_config import VARIABLE, Count
+from ...configs.launch_config import Count
 from ...configs.validation import to_dataclass
 from ...configs.yaml_reader import read_file
 from ...mesh.errors import UserError
@@ -24,7 +23,6 @@ from ...mesh.errors import UserError
 NAME = re.compile(r"(?:[A-Za-z0-9_][\w.+-]*@)?[A-Za-z0-9_:\[][\w.:%\]-]*")
 """A host, with or without a user; never an option of ssh."""
 MAX_PROCESSES = 256
-MAX_DEVICES = 4096
 MAX_PORT = 65535
 EXAMPLE = "{hosts: [gpu1, gpu2]}"
 
@@ -47,11 +45,6 @@ class Host:
     """The working directory on this host; "" = the value of the file."""
 
     @property
-    def key(self) -> tuple[str, int]:
-        """Identifies the host in the file."""
-        return self.name, self.port
-
-    @property
     def reached_at(self) -> str:
         """The address for the other hosts."""
         return self.address or self.name.rpartition("@")[2]
@@ -68,42 +61,22 @@ class HostsFile:
 
     hosts: tuple[Host, ...] = ()
     """The hosts of the run, in the order of their ranks."""
-    spares: tuple[Host, ...] = ()
-    """Hosts that replace one that does not answer."""
     processes: Annotated[int, Ge(1), Le(MAX_PROCESSES)] = 1
     """The number of processes on each host."""
     gpus_per_process: Count = 0
     """GPUs that each process sees, in the order of the processes; 0 = the GPUs of a host are divided among them."""
-    simulate: Annotated[int, Ge(0), Le(MAX_DEVICES)] = 0
-    """CPU devices that each process simulates; 0 = run.simulate of the config."""
     python: str = ""
     """The Python interpreter on the hosts; "" = launch.python of the config, or the path of this interpreter."""
     directory: str = ""
     """The working directory on the hosts, on a shared file system; "" = the path of the current one."""
-    forward: tuple[str, ...] = ()
-    """Names of environment variables that the processes get with their values on this machine."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables with their values."""
     ssh: tuple[str, ...] = ()
     """Further arguments of ssh, such as "-i", "/home/me/.ssh/cluster"."""
 
     def __post_init__(self) -> None:
-        problems = [
-            f"{key}: {name!r} is not a valid name of a variable."
-            for key, names in (("forward", self.forward), ("environment", self.environment))
-            for name in names
-            if not VARIABLE.fullmatch(name)
-        ]
-        if self.simulate and self.gpus_per_process:
-            problems.append(
-                f"simulate={self.simulate} CPU devices and gpus_per_process={self.gpus_per_process} exclude each "
-                "other. Keep one of them."
-            )
-        keys = [host.key for host in (*self.hosts, *self.spares)]
-        twice = dict.fromkeys(name for name, port in keys if keys.count((name, port)) > 1)
-        problems += [f"{name} is listed twice. List it once, with processes: 2 or more." for name in twice]
-        if problems:
-            raise UserError("\n".join(problems))
+        servers = [(host.name, host.port) for host in self.hosts]
+        for name, port in servers:
+            if servers.count((name, port)) > 1:
+                raise UserError(f"{name} is listed twice. List it once, with processes: 2 or more.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,26 +114,20 @@ def read_hosts(path: Path) -> Hosts:
     if problems:
         raise config_error(problems, str(path), document.lines, {}, "")
     assert hosts is not None
-    every = [replace(host, processes=host.processes or hosts.processes) for host in (*hosts.hosts, *hosts.spares)]
-    own, spares = tuple(every[: len(hosts.hosts)]), tuple(every[len(hosts.hosts) :])
-    return Hosts(**{**vars(hosts), "hosts": own, "spares": spares}, source=str(path))
+    complete = tuple(replace(host, processes=host.processes or hosts.processes) for host in hosts.hosts)
+    return Hosts(**{**vars(hosts), "hosts": complete}, source=str(path))
 
 
 def _prepare(tree: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    """Returns the keys of a file with each valid host as a mapping, and the values of variables as strings."""
+    """Returns the keys of a file with each valid host as a mapping."""
     prepared = dict(tree)
-    for key in ("hosts", "spares"):
-        if isinstance(tree.get(key), list):
-            hosts = [{"name": each} if isinstance(each, str) else each for each in tree[key]]
-            for number, each in enumerate(hosts):
-                path, found = f"{key}.{number}", list[Problem]()
-                to_dataclass(Host, each, path, found)
-                for problem in found:
-                    is_named = problem.message.startswith(path)
-                    problems.append(problem if is_named else problem._replace(message=f"{path}.{problem.message}"))
-            prepared[key] = [] if problems else hosts
-    if isinstance(tree.get("environment"), dict):
-        prepared["environment"] = {
-            name: str(value) if type(value) is int else value for name, value in tree["environment"].items()
-        }
+    if isinstance(tree.get("hosts"), list):
+        hosts = [{"name": each} if isinstance(each, str) else each for each in tree["hosts"]]
+        for number, each in enumerate(hosts):
+            path, found = f"hosts.{number}", list[Problem]()
+            to_dataclass(Host, each, path, found)
+            for problem in found:
+                is_named = problem.message.startswith(path)
+                problems.append(problem if is_named else problem._replace(message=f"{path}.{problem.message}"))
+        prepared["hosts"] = [] if problems else hosts
     return prepared

@@ -1,26 +1,23 @@
 """Asks every host, before anything starts, if it is reachable and has what the run needs.
 
-The problems of all hosts are reported together. A host that does not answer is replaced by a spare that does.
+The problems of all hosts are reported together.
 """
 
-import hashlib
 import json
+import re
 import secrets
 import shlex
 import subprocess
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...mesh.errors import UserError, counted
+from ..doctor.job_checks import create_marker
 from ..launchers import LaunchJob
 from ..startup.addresses import Address, is_loopback
 from ..supervision.attempts import NotNow
-from ..supervision.output import announce
-from .agent import version_of
 from .client import message
 from .hosts import Host, Hosts
 
@@ -29,8 +26,6 @@ ANSWER_SECONDS = CONNECT_SECONDS + 50.0
 """The time for a host to answer; Python on a slow shared file system takes long to start."""
 MAX_CONNECTIONS = 64
 MIN_PYTHON = (3, 11)
-PACKAGES = ("spmdkit", "jax", "jaxlib")
-"""The packages whose versions must be the same on all hosts."""
 BOOTSTRAP = (
     "import sys; sys.path = [each for each in sys.path if each]; "
     'exec(compile(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())), "agent", "exec"))'
@@ -38,33 +33,15 @@ BOOTSTRAP = (
 """The program of Python on a host: it reads the text of agent.py from stdin, and imports nothing from its directory."""
 SSH_FAILED = 255
 """The exit code of ssh if ssh itself failed."""
-MISTAKES = (
-    "Could not resolve hostname",
-    "Host key verification failed",
-    "Permission denied",
-    "Bad configuration option",
-    "unknown option",
-    "Bad owner or permissions",
+MISTAKES = re.compile(
+    "Could not resolve hostname|Host key verification failed|Permission denied|Bad configuration option|unknown option"
+    "|Bad owner or permissions"
 )
 """Errors of ssh for which another attempt would fail too."""
 
 
-class Refusal(NamedTuple):
-    """The reason why a host cannot take part.
-
-    Attributes:
-        message: The problem and the fix.
-        is_temporary: If the same command may work later.
-    """
-
-    message: str
-    is_temporary: bool = False
-
-
-Answer = Mapping[str, Any] | Refusal
-"""The result of `probe` in agent.py, or the reason why there is none."""
-Answers = Mapping[tuple[str, int], Answer]
-"""By the key of the host."""
+Answer = Mapping[str, Any] | UserError | NotNow
+"""The result of `probe` in agent.py, or the reason why the host cannot take part, now or at all."""
 
 
 def ssh_command(hosts: Hosts, host: Host, heartbeat: float) -> list[str]:
@@ -99,7 +76,7 @@ def quote_path(path: str) -> str:
     return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
 
 
-def explain_failure(code: int, stderr: str, host: Host) -> Refusal:
+def explain_failure(code: int, stderr: str, host: Host) -> UserError | NotNow:
     """Explains why no agent answered.
 
     Args:
@@ -110,96 +87,56 @@ def explain_failure(code: int, stderr: str, host: Host) -> Refusal:
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     last = lines[-1] if lines else "no message"
     if code != SSH_FAILED:
-        return Refusal(
+        return UserError(
             f"{host.python} cannot run there (exit code {code}: {last}). Set python in the hosts file to a Python that "
             "has spmdkit."
         )
-    if any(words in stderr for words in MISTAKES):
-        return Refusal(f"ssh cannot log in ({last}). Correct it until `ssh {host.name}` logs in without a question.")
-    return Refusal(f"does not answer ({last})", is_temporary=True)
+    if MISTAKES.search(stderr):
+        return UserError(f"ssh cannot log in ({last}). Correct it until `ssh {host.name}` logs in without a question.")
+    return NotNow(f"does not answer ({last})")
 
 
-def select_hosts(hosts: Hosts, job: LaunchJob) -> tuple[Hosts, int]:
-    """Asks all hosts and spares, and selects those on which the run starts.
+def check_hosts(hosts: Hosts, job: LaunchJob) -> int:
+    """Checks that all hosts can take part in a run.
 
     Args:
         hosts: The hosts file, with Python and directory of each host.
         job: The run to launch.
 
     Returns:
-        The hosts by rank with the remaining spares, and a free port on the first host.
+        A free port on the first host.
 
     Raises:
         UserError: Some hosts cannot be used; the message lists all of them with all problems.
-        NotNow: A host does not answer, and no spare does.
+        NotNow: A host does not answer.
     """
     with create_marker(Path(job.run_dir)) as marker:
         answers = ask(hosts, job, marker)
-    selected, unanswered = replace_hosts(hosts, answers)
-    if problems := list_problems(hosts, selected.hosts[0], answers, job):
+    problems, unanswered = [], []
+    for host, answer in zip(hosts.hosts, answers, strict=True):
+        if isinstance(answer, NotNow):
+            unanswered.append(f"host {host.name} {answer}")
+        else:
+            found = [answer] if isinstance(answer, UserError) else check_host(host, answer, hosts, job)
+            problems += [f"{host.name}: {each}" for each in found]
+    if problems:
         count = counted(len(problems), "problem")
         raise UserError("\n".join([f"{count} with the hosts of {hosts.source}:", *(f"  {each}" for each in problems)]))
     if unanswered:
         raise NotNow("; ".join(unanswered))
-    first = answers[selected.hosts[0].key]
-    assert not isinstance(first, Refusal)
-    return selected, first["port"]
+    assert isinstance(answers[0], Mapping)
+    return answers[0]["port"]
 
 
-def list_problems(hosts: Hosts, first: Host, answers: Answers, job: LaunchJob) -> list[str]:
-    """Returns the problems of all hosts and spares, each after the name of the host; `first` is that of rank 0."""
-    problems = []
-    for host in (*hosts.hosts, *hosts.spares):
-        answer = answers[host.key]
-        if isinstance(answer, Refusal):
-            found = [] if answer.is_temporary else [answer.message]
-        else:
-            found = [*check_host(host, answer, hosts, job)]
-            if len(hosts.hosts) > 1:
-                found += check_coordinator(first.reached_at, answer)
-        problems += [f"{host.name}: {each}" for each in found]
-    return problems
-
-
-def replace_hosts(hosts: Hosts, answers: Answers) -> tuple[Hosts, list[str]]:
-    """Replaces hosts that do not answer with spares that do.
-
-    Returns:
-        The hosts by rank with the remaining spares, and a line for each host without a replacement.
-    """
-    left = list(hosts.spares)
-    selected, unanswered = [], []
-    for host in hosts.hosts:
-        answer = answers[host.key]
-        spare = next((each for each in left if not isinstance(answers[each.key], Refusal)), None)
-        if not isinstance(answer, Refusal) or not answer.is_temporary:
-            selected.append(host)
-        elif spare is None:
-            selected.append(host)
-            unanswered.append(f"host {host.name} {answer.message}")
-        else:
-            left.remove(spare)
-            selected.append(replace(spare, processes=host.processes))
-            announce(f"host {host.name} {answer.message}: {spare.name} replaces it")
-    return replace(hosts, hosts=tuple(selected), spares=tuple(left)), unanswered
-
-
-def ask(hosts: Hosts, job: LaunchJob, marker: Path) -> Answers:
-    """Asks all hosts and spares at the same time; returns their answers.
+def ask(hosts: Hosts, job: LaunchJob, marker: Path) -> list[Answer]:
+    """Asks all hosts at the same time; returns their answers in order.
 
     Args:
         hosts: The hosts file.
         job: The run to launch.
         marker: A new file in run.dir, which all hosts must see.
     """
-    every = [*hosts.hosts, *hosts.spares]
-    question = {
-        "do": "probe",
-        "config": job.request.source if Path(job.request.source).is_file() else "",
-        "marker": str(marker),
-        "addresses": sorted({host.reached_at for host in every}),
-        "versions": PACKAGES,
-    }
+    question = {"do": "probe", "marker": str(marker), "addresses": sorted({host.reached_at for host in hosts.hosts})}
 
     def ask_one(host: Host) -> Answer:
         token = secrets.token_hex(8)
@@ -208,20 +145,22 @@ def ask(hosts: Hosts, job: LaunchJob, marker: Path) -> Answers:
         try:
             ended = subprocess.run(command, input=message(task), capture_output=True, timeout=ANSWER_SECONDS)
         except FileNotFoundError:
-            return Refusal("ssh is not installed on this machine. Install OpenSSH's client.")
+            return UserError("ssh is not installed on this machine. Install OpenSSH's client.")
         except subprocess.TimeoutExpired:
-            return Refusal(f"does not answer within {ANSWER_SECONDS:.0f} s", is_temporary=True)
+            return NotNow(f"does not answer within {ANSWER_SECONDS:.0f} s")
         _, mark, answer = ended.stdout.decode(errors="replace").partition(f"spmdkit agent {token}\n")
         if mark and ended.returncode == 0:
             return json.loads(answer.splitlines()[0])
         return explain_failure(ended.returncode, ended.stderr.decode(errors="replace"), host)
 
-    with ThreadPoolExecutor(min(MAX_CONNECTIONS, len(every))) as pool:
-        return {host.key: answer for host, answer in zip(every, pool.map(ask_one, every), strict=True)}
+    with ThreadPoolExecutor(min(MAX_CONNECTIONS, len(hosts.hosts))) as pool:
+        return list(pool.map(ask_one, hosts.hosts))
 
 
 def check_host(host: Host, answer: Mapping[str, Any], hosts: Hosts, job: LaunchJob) -> Iterator[str]:
     """Yields the requirements that a host does not meet, with the fixes."""
+    if len(hosts.hosts) > 1:
+        yield from _check_coordinator(hosts.hosts[0].reached_at, answer)
     if tuple(answer["python"][:2]) < MIN_PYTHON:
         found = ".".join(map(str, answer["python"]))
         yield f"{host.python} is Python {found}; spmdkit needs 3.11 or newer. Set python in the hosts file."
@@ -229,17 +168,15 @@ def check_host(host: Host, answer: Mapping[str, Any], hosts: Hosts, job: LaunchJ
     if not answer["spmdkit"]:
         yield f"{host.python} lacks spmdkit. Install it there, or set python in the hosts file to one that has it."
         return
-    for name in PACKAGES:
-        there, here = answer["versions"][name], version_of(name)
-        if there != here:
-            yield (
-                f"{name} is {there or 'missing'} there and {here or 'missing'} here. All hosts need the same version; "
-                "install it there."
-            )
     if answer["directory"] is None:
         yield f"missing directory {host.directory} ({answer['reason']}). Set directory in the hosts file."
         return
-    yield from _check_shared(answer, job)
+    if not answer["marker"]:
+        yield (
+            f"run.dir {job.run_dir} is not the directory of this machine, relative to {answer['directory']}. All hosts "
+            "need the same file system under the same path; see directory in the hosts file, or set run.dir to a "
+            "directory on it."
+        )
     if 0 < answer["gpus"] < (needed := host.processes * hosts.gpus_per_process):  # a host may have other GPUs
         yield (
             f"{host.processes} processes x {hosts.gpus_per_process} GPUs = {needed}, but it has {answer['gpus']}. "
@@ -247,52 +184,16 @@ def check_host(host: Host, answer: Mapping[str, Any], hosts: Hosts, job: LaunchJ
         )
 
 
-def _check_shared(answer: Mapping[str, Any], job: LaunchJob) -> Iterator[str]:
-    """Yields the files and directories of the run that are missing or different on a host."""
-    shared = "All hosts need the same file system under the same path; see directory in the hosts file"
-    config, directory = Path(job.request.source), answer["directory"]
-    if config.is_file() and answer["config"] != hashlib.sha256(config.read_bytes()).hexdigest():
-        problem = "missing" if answer["config"] is None else "a different file"
-        yield f"the config {config} is {problem} there, relative to {directory}. {shared}."
-    if not answer["marker"]:
-        yield (
-            f"run.dir {job.run_dir} is not the directory of this machine, relative to {directory}. {shared}, or set "
-            "run.dir to a directory on it."
-        )
-    elif not answer["writable"]:
-        yield f"run.dir {job.run_dir} is not writable there. Change its permissions, or set another run.dir."
-
-
-def check_coordinator(address: str, answer: Mapping[str, Any]) -> list[str]:
-    """Returns the reason why a host cannot reach the first one.
+def _check_coordinator(address: str, answer: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the reason why a host cannot reach the first one.
 
     Args:
         address: The address of the first host; a loopback address if all hosts are one machine.
         answer: The answer of the host.
     """
     found = answer["addresses"].get(address)
-    if found and (Address(address, 0).is_loopback or not is_loopback(found)):
-        return []
-    return [
-        f"it resolves {address}, the first host, to {found or 'nothing'}. Set an address of the first host in the "
-        "hosts file that all others can reach: {name: ..., address: ...}."
-    ]
-
-
-@contextmanager
-def create_marker(run_dir: Path) -> Iterator[Path]:
-    """Creates a temporary file in the directory of a run, or in its nearest existing parent.
-
-    Args:
-        run_dir: run.dir, relative or absolute.
-
-    Yields:
-        The path of the file; relative if `run_dir` is.
-    """
-    directory = next((each for each in (run_dir, *run_dir.parents) if each.is_dir()), Path())
-    path = directory / f".spmdkit-{secrets.token_hex(8)}"
-    path.touch()
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
+    if not found or (is_loopback(found) and not Address(address, 0).is_loopback):
+        yield (
+            f"it resolves {address}, the first host, to {found or 'nothing'}. Set an address of the first host in the "
+            "hosts file that all others can reach: {name: ..., address: ...}."
+        )

@@ -3,6 +3,7 @@
 import errno
 import ipaddress
 import os
+import re
 import socket
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -13,6 +14,7 @@ from ...mesh.errors import UserError
 from ...mesh.exit_codes import TRY_AGAIN
 
 MAX_PORT = 65535
+ADDRESS = re.compile(r"(?:\[(?P<ip>[^\]\s]+)\]|(?P<name>[^\s:/,@\[\]]+)):(?P<port>[0-9]{1,5})")
 LOCALHOST = "localhost"
 HANDOVER_SECONDS = 20.0
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
@@ -57,19 +59,13 @@ def parse_address(text: str, variable: str) -> Address:
     Raises:
         UserError: The host or the port is missing or invalid.
     """
-    host, colon, port = text.strip().rpartition(":")
-    rule = f"{variable}={text[:200]!r} must be host:port, such as host0:8476 or [fd00::1]:8476"
-    if not colon or (text.strip().startswith("[") and not host.endswith("]")):
-        raise UserError(f"{rule}; the port is missing. Add a port that is free on that host.")
-    if not (port.isascii() and port.isdecimal() and 1 <= int(port[:9]) <= MAX_PORT):
-        raise UserError(f"{rule}; {port[:20]!r} is not a valid port. Use an integer from 1 to {MAX_PORT}.")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise UserError(f"{rule}; an IPv6 address must be in brackets: [{host}]:{port}.")
-    if not host or any(character.isspace() or character in "/,@" for character in host):
-        raise UserError(f"{rule}; {host[:100]!r} is not a valid host. Use the name or address of process 0's host.")
-    return Address(host, int(port))
+    match = ADDRESS.fullmatch(text.strip())
+    if match is None or not 1 <= int(match["port"]) <= MAX_PORT:
+        raise UserError(
+            f"{variable}={text[:200]!r} must be host:port with a port from 1 to {MAX_PORT}, such as host0:8476; an "
+            "IPv6 address must be in brackets, such as [fd00::1]:8476."
+        )
+    return Address(match["ip"] or match["name"], int(match["port"]))
 
 
 def is_loopback(ip: str) -> bool:
@@ -94,12 +90,10 @@ class Listening(NamedTuple):
     Attributes:
         socket: The socket; close it before JAX starts.
         bind: The address of one interface, which JAX's coordinator binds to afterwards.
-        announced: True if the announced address resolves to `bind` on this host.
     """
 
     socket: socket.socket
     bind: Address
-    announced: bool
 
 
 def listen(address: Address, others: Sequence[str] = ()) -> Listening:
@@ -124,12 +118,12 @@ def listen(address: Address, others: Sequence[str] = ()) -> Listening:
     facing = [] if own else [ip for ip in map(interface_facing, others) if ip and not is_loopback(ip)]
     for ip in own or facing or ips:
         try:
-            return Listening(_bind(ip, address), Address(ip, address.port), announced=ip in ips)
+            return Listening(_bind(ip, address), Address(ip, address.port))
         except OSError as error:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 raise
     for ip in filter(None, map(interface_facing, ips)):
-        return Listening(_bind(ip, address), Address(ip, address.port), announced=False)
+        return Listening(_bind(ip, address), Address(ip, address.port))
     raise UserError(
         f"The coordinator's address {address} ({', '.join(ips)}) is not an address of {socket.gethostname()}, the host "
         "of process 0, and no route leads to it. Set SPMDKIT_JOB_ADDRESSES to an address of this host."

@@ -9,59 +9,26 @@
 """
 
 import os
-from collections.abc import Mapping
-from typing import NamedTuple
 
 from ...mesh.devices import VISIBLE_GPUS, count_gpus
 from ...mesh.errors import UserError
-from .addresses import Address
-from .variables import LAUNCHERS, MANUAL, Environ, Facts
+from .variables import LAUNCHERS, MANUAL, Environ, Job, read_source
 
-ALONE = "Or set SPMDKIT_NUM_PROCESSES=1 to train in one process."
-MERGED = tuple(fact for fact in Facts._fields if fact not in ("source", "variables"))
-
-
-class Job(NamedTuple):
-    """The run of this process, and its place in it.
-
-    Attributes:
-        source: The source of the rank.
-        address: The address of the coordinator, process 0; it can be None in a run of one process.
-        num_processes: The number of processes.
-        process_id: The rank of this process.
-        local_rank: Its rank among the processes of its host, if known.
-        local_processes: The number of processes on its host, if known.
-        local_devices: The indices of its GPUs among the visible ones; None = all.
-        hosts: The host of each process by rank, if known.
-        nodes: The hosts of the job, if known.
-        identity: The attempt of the job, or "".
-        variables: The variable of each of these values, by name.
-    """
-
-    source: str
-    address: Address | None
-    num_processes: int
-    process_id: int
-    local_rank: int | None = None
-    local_processes: int | None = None
-    local_devices: tuple[int, ...] | None = None
-    hosts: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-    identity: str = ""
-    variables: Mapping[str, str] = {}
-
-    @property
-    def is_shared(self) -> bool:
-        """True if the run has several processes."""
-        return self.num_processes > 1
+REQUIRED = {
+    "num_processes": "the number of processes (SPMDKIT_NUM_PROCESSES)",
+    "process_id": "the rank of this one (SPMDKIT_PROCESS_ID)",
+    "address": "host:port of process 0 (SPMDKIT_JOB_ADDRESSES)",
+}
+"""The facts without which a process of several cannot start, for messages."""
+MERGED = tuple(fact for fact in Job._fields if fact not in ("source", "variables"))
 
 
-def find_job(environ: Environ | None = None, given: Facts | None = None) -> Job | None:
+def find_job(environ: Environ | None = None, given: Job | None = None) -> Job | None:
     """Finds the job that an environment describes.
 
     Args:
         environ: The variables; this process's own by default.
-        given: Facts that take precedence over all variables.
+        given: Values that take precedence over all variables.
 
     Returns:
         The job; None if nothing describes one.
@@ -70,51 +37,46 @@ def find_job(environ: Environ | None = None, given: Facts | None = None) -> Job 
         UserError: Values are missing, contradicting or invalid. The message names the variables.
     """
     environ = os.environ if environ is None else environ
-    known = Facts("")
-    for read in MANUAL.values():
-        facts = read(environ)
+    known = Job()
+    for source in MANUAL:
+        facts = read_source(source, environ)
         if facts and known.num_processes != 1:  # one process, whatever other sources contain
             _check_contradiction(known, facts, "num_processes", "process_id", "address")
             known = _merge(known, facts)
     known = _merge(given, known) if given else known
     if known.num_processes == 1:
-        return _checked_job(known._replace(process_id=known.process_id or 0), environ)
+        return _checked_job(known._replace(process_id=max(0, known.process_id)), environ)
     known = _add_launchers(known, environ)
-    if not known.is_complete:
-        _check_incomplete(known)
+    if not known.known_values(*REQUIRED) and not known.local_rank and (known.local_processes or 1) == 1:
         return None
     return _checked_job(known, environ)
 
 
-def _check_contradiction(first: Facts, second: Facts, *facts: str) -> None:
-    for fact in facts:
-        one, other = getattr(first, fact), getattr(second, fact)
-        if None not in (one, other) and one != other:
+def _check_contradiction(first: Job, second: Job, *facts: str) -> None:
+    others = second.known_values(*facts)
+    for fact, value in first.known_values(*facts).items():
+        if others.get(fact, value) != value:
             raise UserError(
-                f"{first.variables.get(fact, fact)}={one} and {second.variables[fact]}={other} contradict each other. "
-                "Unset one of the two."
+                f"{first.variables.get(fact, fact)}={value} and {second.variables[fact]}={others[fact]} contradict "
+                "each other. Unset one of the two."
             )
 
 
-def _merge(first: Facts, second: Facts) -> Facts:
+def _merge(first: Job, second: Job) -> Job:
     """Adds the values that the first source lacks."""
-    empty = (None, "", ())
-    new = {
-        fact: getattr(second, fact)
-        for fact in MERGED
-        if getattr(first, fact) in empty and getattr(second, fact) not in empty
-    }
-    variables = {fact: second.variables[fact] for fact in new if fact in second.variables}
+    own = first.known_values(*MERGED)
+    new = {fact: value for fact, value in second.known_values(*MERGED).items() if fact not in own}
+    variables = {fact: name for fact, name in second.variables.items() if fact in new}
     source = second.source if "process_id" in new or not first.source else first.source
     return first._replace(**new, source=source, variables={**first.variables, **variables})
 
 
-def _add_launchers(known: Facts, environ: Environ) -> Facts:
+def _add_launchers(known: Job, environ: Environ) -> Job:
     """Adds the values of the launcher that started this process, and of later ones that agree with it."""
     partial = None
-    for read in LAUNCHERS.values():
+    for source in LAUNCHERS:
         try:
-            facts = read(environ)
+            facts = read_source(source, environ)
         except UserError:
             if known.is_complete:  # around the launcher that started this process
                 continue
@@ -122,9 +84,9 @@ def _add_launchers(known: Facts, environ: Environ) -> Facts:
         if facts is None:
             continue
         if known.is_complete:
-            if facts.process_id == known.process_id and facts.num_processes in (None, known.num_processes):
+            if facts.process_id == known.process_id and facts.num_processes in (0, known.num_processes):
                 known = _merge(known, facts._replace(identity=""))  # maybe not set in all processes
-        elif known.num_processes is not None or known.process_id is not None:
+        elif known.known_values("num_processes", "process_id"):
             _check_contradiction(known, facts, "num_processes", "process_id")
             known = _merge(known, facts)
         elif facts.is_complete:
@@ -134,45 +96,25 @@ def _add_launchers(known: Facts, environ: Environ) -> Facts:
     return known if known.is_complete or partial is None else _merge(known, partial)
 
 
-def _check_incomplete(known: Facts) -> None:
-    """Raises UserError if the sources describe a part of a job."""
-    if known.num_processes is not None or known.process_id is not None:
-        if known.process_id is None:
-            present, missing = "num_processes", "process_id"
-            problem = f"there are {known.num_processes} processes, but the rank of this one is missing"
-        else:
-            present, missing = "process_id", "num_processes"
-            problem = f"this is process {known.process_id}, but the number of processes is missing"
-        source = known.variables.get(present, "the arguments")
-        raise UserError(f"According to {source}, {problem}. Set {_variable(missing)} too. {ALONE}")
-    both = f"Set {_variable('num_processes')} and {_variable('process_id')}. {ALONE}"
-    unknown = "but the number of processes and the rank of this one are missing"
-    if known.address is not None:
-        name = known.variables.get("address", "job_addresses")
-        raise UserError(f"{name}={known.address} is the address of process 0, {unknown}. {both}")
-    if (known.local_rank or 0) > 0 or (known.local_processes or 1) > 1:
-        names = [known.variables[fact] for fact in ("local_rank", "local_processes") if fact in known.variables]
-        raise UserError(f"This process is one of several on its host ({' and '.join(names)}), {unknown}. {both}")
-
-
-def _checked_job(facts: Facts, environ: Environ) -> Job:
+def _checked_job(facts: Job, environ: Environ) -> Job:
     """Returns the job.
 
     Raises:
-        UserError: The rank or the local rank is out of range, or the address is missing.
+        UserError: The rank or the local rank is out of range, or a value is missing without which this process would
+            train alone or wait forever.
     """
     count, rank, names = facts.num_processes, facts.process_id, facts.variables
-    assert count is not None
-    assert rank is not None
+    if not facts.is_complete or (count > 1 and facts.address is None):
+        known = facts.known_values(*REQUIRED, "local_rank", "local_processes")
+        given = ", ".join(f"{names.get(fact, fact)}={value}" for fact, value in known.items())
+        missing = ", ".join(text for fact, text in REQUIRED.items() if fact not in known)
+        raise UserError(
+            f"With {given}, this process is one of several. Missing: {missing}. Set them in all processes, or "
+            "SPMDKIT_NUM_PROCESSES=1 to train in one process."
+        )
     counted = names.get("num_processes", "num_processes")
     if not 0 <= rank < count:
         raise UserError(f"{names.get('process_id', 'process_id')}={rank} must be in 0 .. {counted} - 1 = {count - 1}.")
-    if count > 1 and facts.address is None:
-        raise UserError(
-            f"This process is one of {count} ({counted}), but the address of process 0 is missing: each process would "
-            "train alone, in the same directory. Set SPMDKIT_JOB_ADDRESSES to host:port of process 0 in all of "
-            f"them. {ALONE}"
-        )
     local, of = facts.local_rank, facts.local_processes
     if local is not None and of is not None and local >= of:
         variable = names.get("local_rank", "local_rank")
@@ -180,12 +122,7 @@ def _checked_job(facts: Facts, environ: Environ) -> Job:
     devices = facts.local_devices
     if devices is None and count > 1 and not environ.get("JAX_LOCAL_DEVICE_IDS"):
         devices = divide_gpus(count_visible_gpus(environ, count_gpus()), local, of)
-    job = {name: getattr(facts, name) for name in Job._fields}
-    return Job(**{**job, "local_devices": devices})
-
-
-def _variable(fact: str) -> str:
-    return f"SPMDKIT_{fact.upper()}"
+    return facts._replace(local_devices=devices)
 
 
 def count_visible_gpus(environ: Environ, of_host: int) -> int:

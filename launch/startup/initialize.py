@@ -10,9 +10,9 @@ from ...mesh.devices import has_accelerators
 from ...mesh.errors import TooLateError, UserError
 from ...mesh.processes import print_progress
 from .addresses import bypass_proxy, is_loopback, own_ip, wait_until_listening
-from .detection import Job, find_job
+from .detection import find_job
 from .rendezvous import Rendezvous, join_rendezvous
-from .variables import Facts, add_addresses
+from .variables import UNKNOWN_RANK, Job, add_addresses
 
 
 def initialize(
@@ -124,7 +124,9 @@ def _find_job(job_addresses: str | None, num_processes: int | None, process_id: 
         raise UserError(f"num_processes={num_processes} must be at least 1.")
     if job_addresses is None and num_processes is None and process_id is None:
         return find_job()
-    given = Facts("initialize()", num_processes=num_processes, process_id=process_id)
+    names = {"address": "job_addresses"}
+    rank = UNKNOWN_RANK if process_id is None else process_id
+    given = Job("initialize()", num_processes=num_processes or 0, process_id=rank, variables=names)
     return find_job(given=add_addresses(given, job_addresses, "job_addresses") if job_addresses else given)
 
 

@@ -27,7 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 from ...mesh.errors import UserError
 from ...mesh.processes import PROGRESS_SECONDS, ProcessesMissing, ranks
 from .addresses import Address, Listening, PortTaken, listen
-from .detection import Job
+from .variables import Job
 
 STATUS_SECONDS = 1.0
 SILENT_SECONDS = 15.0
@@ -84,11 +84,6 @@ class Hello(NamedTuple):
 HELLO = TypeAdapter(Hello)
 
 
-def introduce(job: Job, run: str, note: dict[str, Any]) -> Hello:
-    """Returns the introduction of this process."""
-    return Hello(job.identity, run, job.num_processes, job.process_id, socket.gethostname(), os.getpid(), note)
-
-
 def encode(**values: Any) -> bytes:
     """Returns a message: a line of JSON."""
     return json.dumps({"is": MAGIC, **values}).encode() + b"\n"
@@ -134,13 +129,11 @@ class Rendezvous(NamedTuple):
     Attributes:
         hosts: The host name of each process, by rank.
         notes: The note of each process, by rank.
-        skews: The clock of each process minus the clock of rank 0, in seconds, by rank.
         bind: The address that JAX's coordinator binds to; None except in rank 0.
     """
 
     hosts: list[str]
     notes: list[dict[str, Any]]
-    skews: list[float]
     bind: Address | None
 
 
@@ -173,23 +166,19 @@ def join_rendezvous(
         PortTaken: Another program listens at the coordinator's address.
         UserError: The address is unknown, this process does not belong to the run, or `check` failed.
     """
-    return _meet(job, introduce(job, run, note or {}), seconds, say, check, share=share)
-
-
-def announce_failure(job: Job, reason: str, *, say: Say) -> None:
-    """Notifies the other processes of a run that this one cannot start, so that they do not wait for it."""
-    with suppress(UserError, ProcessesMissing, PortTaken, OSError):
-        _meet(job, introduce(job, "", {FAILED: reason}), REFUSING_SECONDS, say)
-
-
-def _meet(
-    job: Job, mine: Hello, seconds: float, say: Say, check: Check = lambda _: None, *, share: bool = False
-) -> Rendezvous:
+    host, pid = socket.gethostname(), os.getpid()
+    mine = Hello(job.identity, run, job.num_processes, job.process_id, host, pid, note or {})
     if job.process_id:
         return Participant(job, mine, seconds, say).join()
     listening = _listen(job, seconds)
     with closing(listening.socket):
         return Coordinator(job, mine, listening, seconds, say).gather(check, share)
+
+
+def announce_failure(job: Job, reason: str, *, say: Say) -> None:
+    """Notifies the other processes of a run that this one cannot start, so that they do not wait for it."""
+    with suppress(UserError, ProcessesMissing, PortTaken, OSError):
+        join_rendezvous(job, seconds=REFUSING_SECONDS, note={FAILED: reason}, say=say)
 
 
 def _listen(job: Job, seconds: float) -> Listening:
@@ -265,18 +254,17 @@ class Participant:
 
     def _wait(self, connection: socket.socket) -> Rendezvous | None:
         """Introduces this process and waits for its release; returns None if the connection is lost."""
-        hello = self._mine._replace(note={**self._mine.note, "time": time.time()})
         is_welcome = False
         with suppress(OSError), connection.makefile("rb") as lines:
             connection.settimeout(SILENT_SECONDS / 3)
-            connection.sendall(encode(hello=hello._asdict()))
+            connection.sendall(encode(hello=self._mine._asdict()))
             while (message := decode(lines.readline(MAX_BYTES))) is not None:
                 if "refused" in message:
                     raise UserError(str(message["refused"]))
                 if "late" in message:
                     raise ProcessesMissing(str(message["late"]))
                 if "go" in message:
-                    return Rendezvous(*(message.get(name, []) for name in ("hosts", "notes", "skews")), bind=None)
+                    return Rendezvous(*(message.get(name, []) for name in ("hosts", "notes")), bind=None)
                 is_welcome = True
                 connection.settimeout(SILENT_SECONDS)
         self._reason = "the connection was lost"
@@ -305,7 +293,6 @@ class Coordinator:
         self._status = 0.0
         self._present: dict[int, tuple[Hello, socket.socket | None]] = {0: (mine, None)}
         self._unknown: dict[socket.socket, float] = {}
-        self._skews = {0: 0.0}
         self._selector = selectors.DefaultSelector()
 
     def gather(self, check: Check, share: bool) -> Rendezvous:
@@ -361,8 +348,6 @@ class Coordinator:
             return
         send(connection, welcome=True)
         self._present[hello.rank] = (hello, connection)
-        sent = hello.note.get("time")
-        self._skews[hello.rank] = sent - time.time() if isinstance(sent, int | float) else 0.0
 
     def _process_problem(self, hello: Hello) -> str:
         """Returns the reason to refuse one process, or ""."""
@@ -467,9 +452,8 @@ class Coordinator:
     def _release(self, check: Check, share: bool) -> Rendezvous:
         """Closes the socket for JAX's coordinator, then releases all processes."""
         hellos = [self._present[rank][0] for rank in range(self._job.num_processes)]
-        skews = [self._skews[rank] for rank in range(self._job.num_processes)]
         hosts, notes = [hello.host for hello in hellos], [hello.note for hello in hellos]
-        rendezvous = Rendezvous(hosts, notes, skews, self._listening.bind)
+        rendezvous = Rendezvous(hosts, notes, self._listening.bind)
         try:
             check(rendezvous)
         except UserError as error:

@@ -1,8 +1,4 @@
-"""The job as each launcher's environment variables describe it: one function per launcher, in the order of SOURCES.
-
-A function returns None if its launcher did not start this process. It raises UserError if a variable is invalid, or if
-this is the batch script of Slurm, not one of its tasks.
-"""
+"""The job as the environment variables of each launcher describe it; the table SOURCES has their names."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -13,9 +9,11 @@ from ...mesh.errors import UserError
 from .addresses import Address, parse_address
 
 Environ = Mapping[str, str]
+Names = Mapping[str, tuple[str, ...]]
 FIRST_PORT, PORTS = 61440, 4096
 """Above the ports that Linux assigns by itself (up to 60999)."""
 LOOPBACK = "127.0.0.1"
+UNKNOWN_RANK = -1
 JOB_VARIABLES = {"address": "JOB_ADDRESSES", "num_processes": "NUM_PROCESSES", "process_id": "PROCESS_ID"}
 """The names of Keras's variables and of ours after the prefix."""
 RANGE = r"\d{1,6}(?:-\d{1,6})?"
@@ -23,27 +21,27 @@ HOST_ITEM = re.compile(rf"(?:[\w.-]|\[{RANGE}(?:,{RANGE})*\])+", re.ASCII)
 """An item of a host list of Slurm."""
 
 
-class Facts(NamedTuple):
-    """The part of a job that one source describes.
+class Job(NamedTuple):
+    """The run of this process and its place in it, or the part of it that one source describes.
 
     Attributes:
-        source: Its name, for messages.
-        address: The address of the coordinator, process 0.
-        num_processes: The number of processes.
-        process_id: The rank of this process.
-        local_rank: Its rank among the processes of its host.
-        local_processes: The number of processes on its host.
-        local_devices: The indices of its accelerators, if the launcher sets them.
-        hosts: The host of every process, by rank.
-        nodes: The hosts, if it is unknown which process is on which.
-        identity: The attempt of the job; equal in its processes and in no others.
+        source: The source of the rank.
+        address: The address of the coordinator, process 0; it can be None in a run of one process.
+        num_processes: The number of processes; 0 if unknown.
+        process_id: The rank of this process; UNKNOWN_RANK if unknown.
+        local_rank: Its rank among the processes of its host, if known.
+        local_processes: The number of processes on its host, if known.
+        local_devices: The indices of its GPUs among the visible ones; None = all.
+        hosts: The host of each process by rank, if known.
+        nodes: The hosts of the job, if it is unknown which process is on which.
+        identity: The attempt of the job, equal in its processes and in no others; or "".
         variables: The variable of each of these values, by name.
     """
 
-    source: str
+    source: str = ""
     address: Address | None = None
-    num_processes: int | None = None
-    process_id: int | None = None
+    num_processes: int = 0
+    process_id: int = UNKNOWN_RANK
     local_rank: int | None = None
     local_processes: int | None = None
     local_devices: tuple[int, ...] | None = None
@@ -55,10 +53,19 @@ class Facts(NamedTuple):
     @property
     def is_complete(self) -> bool:
         """True if both the rank and the number of processes are known."""
-        return self.num_processes is not None and self.process_id is not None
+        return self.num_processes > 0 and self.process_id != UNKNOWN_RANK
+
+    @property
+    def is_shared(self) -> bool:
+        """True if the run has several processes."""
+        return self.num_processes > 1
+
+    def known_values(self, *facts: str) -> dict[str, Any]:
+        """Returns those of some values that are known, by name."""
+        return {fact: value for fact in facts if (value := getattr(self, fact)) != self._field_defaults[fact]}
 
 
-def add_addresses(facts: Facts, text: str, variable: str) -> Facts:
+def add_addresses(facts: Job, text: str, variable: str) -> Job:
     """Adds the address of the coordinator, or the addresses of all processes.
 
     Args:
@@ -72,7 +79,7 @@ def add_addresses(facts: Facts, text: str, variable: str) -> Facts:
     addresses = [parse_address(each, variable) for each in text.split(",")]
     if len(addresses) == 1:
         return facts._replace(address=addresses[0])
-    if facts.num_processes not in (None, len(addresses)):
+    if facts.num_processes not in (0, len(addresses)):
         raise UserError(
             f"The provided job_addresses {[*map(str, addresses)]} has {len(addresses)} jobs, but num_processes is "
             f"{facts.num_processes}. Give one address per process, or the coordinator's address alone."
@@ -85,79 +92,95 @@ def add_addresses(facts: Facts, text: str, variable: str) -> Facts:
     )
 
 
-def read_spmdkit(environ: Environ) -> Facts | None:
-    """SPMDKIT_*: set by `spmdkit launch` or by hand."""
-    return _read(
-        "SPMDKIT_*",
-        environ,
-        **{fact: f"SPMDKIT_{name}" for fact, name in JOB_VARIABLES.items()},
-        local_rank="SPMDKIT_LOCAL_RANK",
-        local_processes="SPMDKIT_LOCAL_PROCESSES",
-        local_devices="SPMDKIT_LOCAL_DEVICES",
-        identity="SPMDKIT_JOB_ID",
-    )
+MANUAL: Mapping[str, Names] = {
+    "SPMDKIT_*": {
+        **{fact: (f"SPMDKIT_{name}",) for fact, name in JOB_VARIABLES.items()},
+        "local_rank": ("SPMDKIT_LOCAL_RANK",),
+        "local_processes": ("SPMDKIT_LOCAL_PROCESSES",),
+        "local_devices": ("SPMDKIT_LOCAL_DEVICES",),
+        "identity": ("SPMDKIT_JOB_ID",),
+    },
+    "KERAS_DISTRIBUTION_*": {fact: (f"KERAS_DISTRIBUTION_{name}",) for fact, name in JOB_VARIABLES.items()},
+    "JAX_*": {
+        "address": ("JAX_COORDINATOR_ADDRESS",),
+        "num_processes": ("JAX_NUM_PROCESSES",),
+        "process_id": ("JAX_PROCESS_ID",),
+    },
+}
+"""Sources that are set on purpose: they must not contradict each other, and take precedence over those below.
+
+SPMDKIT_* is set by `spmdkit launch` or by hand, KERAS_DISTRIBUTION_* for `keras.distribution.initialize`, and JAX_* by
+Kubeflow Trainer; JAX itself reads only its address.
+"""
+
+LAUNCHERS: Mapping[str, Names] = {
+    "Open MPI": {
+        "num_processes": ("OMPI_COMM_WORLD_SIZE",),
+        "process_id": ("OMPI_COMM_WORLD_RANK",),
+        "local_rank": ("OMPI_COMM_WORLD_LOCAL_RANK",),
+        "local_processes": ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        "identity": ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+    },
+    "PMI": {
+        "num_processes": ("PMI_SIZE",),
+        "process_id": ("PMI_RANK",),
+        "local_rank": ("MPI_LOCALRANKID",),
+        "local_processes": ("MPI_LOCALNRANKS",),
+        "identity": ("PMI_JOBID",),
+    },
+    "Slurm": {
+        "num_processes": ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        "process_id": ("SLURM_PROCID",),
+        "local_rank": ("SLURM_LOCALID",),
+        "identity": ("SLURM_JOB_ID", "SLURM_JOBID"),
+    },
+    "PMIx": {"process_id": ("PMIX_RANK",)},
+    "Kubernetes": {"process_id": ("JOB_COMPLETION_INDEX",)},
+}
+"""Sources that a launcher sets in its processes. The first with a rank and a number of processes is used: under
+`mpirun` in a Slurm allocation, processes see the variables of both, and only those of `mpirun` are right.
+
+PMI is MPICH, Intel MPI, and `srun --mpi=pmi2`. PMIx and a pod of a Job or JobSet only have a rank; another source must
+give the number of processes, such as the manifest of the pod.
+"""
+
+SOURCES = {**MANUAL, **LAUNCHERS}
+"""The variables of each fact by source, in order of precedence; the first variable that is set is used."""
+
+MANUAL_VARIABLES = frozenset(
+    ["SPMDKIT_SIMULATE", *(name for names in MANUAL.values() for each in names.values() for name in each)]
+)
 
 
-def read_keras(environ: Environ) -> Facts | None:
-    """KERAS_DISTRIBUTION_*: the variables of `keras.distribution.initialize`."""
-    names = {fact: f"KERAS_DISTRIBUTION_{name}" for fact, name in JOB_VARIABLES.items()}
-    return _read("KERAS_DISTRIBUTION_*", environ, **names)
+def read_source(source: str, environ: Environ) -> Job | None:
+    """Returns the facts of a source; None if it does not describe this process.
 
-
-def read_jax(environ: Environ) -> Facts | None:
-    """JAX_*: Kubeflow Trainer sets all three; JAX itself reads only the address."""
-    return _read(
-        "JAX_*",
-        environ,
-        address="JAX_COORDINATOR_ADDRESS",
-        num_processes="JAX_NUM_PROCESSES",
-        process_id="JAX_PROCESS_ID",
-    )
-
-
-def read_open_mpi(environ: Environ) -> Facts | None:
-    """OMPI_COMM_WORLD_*: `mpirun` of any version of Open MPI."""
-    facts = _read(
-        "Open MPI",
-        environ,
-        num_processes="OMPI_COMM_WORLD_SIZE",
-        process_id="OMPI_COMM_WORLD_RANK",
-        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
-        local_processes="OMPI_COMM_WORLD_LOCAL_SIZE",
-        identity="PMIX_NAMESPACE" if environ.get("PMIX_NAMESPACE") else "OMPI_MCA_ess_base_jobid",
-    )
-    return _add_mpi_address(facts, environ.get("SLURM_JOB_NODELIST"))
-
-
-def read_pmi(environ: Environ) -> Facts | None:
-    """PMI_*: MPICH, Intel MPI, and `srun --mpi=pmi2`."""
-    facts = _read(
-        "PMI",
-        environ,
-        num_processes="PMI_SIZE",
-        process_id="PMI_RANK",
-        local_rank="MPI_LOCALRANKID",
-        local_processes="MPI_LOCALNRANKS",
-        identity="PMI_JOBID",
-    )
-    is_step = "SLURM_STEP_ID" in environ  # a step has its own list
-    return _add_mpi_address(facts, None if is_step else environ.get("SLURM_JOB_NODELIST"))
-
-
-def read_pmix(environ: Environ) -> Facts | None:
-    """PMIX_*: the rank without the number of processes, which another source must give."""
-    return _read("PMIx", environ, process_id="PMIX_RANK")
-
-
-def read_slurm(environ: Environ) -> Facts | None:
-    """SLURM_*: a task of `srun`.
+    Args:
+        source: A key of SOURCES.
+        environ: The variables.
 
     Raises:
-        UserError: A variable is invalid; or this is a batch script or an `salloc` shell with several tasks, in which no
-            task was started.
+        UserError: A variable is invalid; or this is a batch script of Slurm or an `salloc` shell with several tasks.
     """
-    job = "SLURM_JOB_ID" if environ.get("SLURM_JOB_ID") else "SLURM_JOBID"
-    if not environ.get(job):
+    set_names = {fact: [name for name in names if environ.get(name)] for fact, names in SOURCES[source].items()}
+    found = {fact: names[0] for fact, names in set_names.items() if names}
+    if not found:
+        return None
+    values = {fact: READERS[fact](environ, name) for fact, name in found.items() if fact != "address"}
+    facts = Job(source, **values, variables=found)
+    if "address" in found:
+        return add_addresses(facts, environ[found["address"]], found["address"])
+    if source == "Slurm":
+        return _complete_slurm(facts, environ)
+    if source in ("Open MPI", "PMI"):
+        has_own_hosts = source == "PMI" and "SLURM_STEP_ID" in environ
+        return _complete_mpi(facts, None if has_own_hosts else environ.get("SLURM_JOB_NODELIST"))
+    return facts
+
+
+def _complete_slurm(facts: Job, environ: Environ) -> Job | None:
+    """Adds the address, the hosts and the attempt of a task of `srun`."""
+    if not facts.identity:
         return None
     if "SLURM_STEP_ID" not in environ:
         for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES"):
@@ -168,17 +191,8 @@ def read_slurm(environ: Environ) -> Facts | None:
                     "SPMDKIT_NUM_PROCESSES=1 to train in one process."
                 )
         return None
-    facts = _read(
-        "Slurm",
-        environ,
-        num_processes="SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS",
-        process_id="SLURM_PROCID",
-        local_rank="SLURM_LOCALID",
-        identity=job,
-    )
-    assert facts is not None
     cluster, restart = environ.get("SLURM_CLUSTER_NAME", ""), environ.get("SLURM_RESTART_COUNT", "0")
-    step = f"{environ[job]}.{environ['SLURM_STEP_ID']}"
+    step = f"{facts.identity}.{environ['SLURM_STEP_ID']}"
     facts = facts._replace(identity=" ".join(filter(None, ("slurm", cluster, step, f"restart {restart}"))))
     listed = "SLURM_STEP_NODELIST" if "SLURM_STEP_NODELIST" in environ else "SLURM_JOB_NODELIST"
     if not environ.get(listed):
@@ -194,38 +208,22 @@ def read_slurm(environ: Environ) -> Facts | None:
     )
 
 
-def read_kubernetes(environ: Environ) -> Facts | None:
-    """JOB_COMPLETION_INDEX: a pod of an Indexed Job or a JobSet; the manifest sets the other variables."""
-    return _read("Kubernetes", environ, process_id="JOB_COMPLETION_INDEX")
-
-
-MANUAL: Mapping[str, Callable[[Environ], Facts | None]] = {
-    "SPMDKIT_*": read_spmdkit,
-    "KERAS_DISTRIBUTION_*": read_keras,
-    "JAX_*": read_jax,
-}
-"""Sources that are set on purpose: they must not contradict each other, and take precedence over those below."""
-
-LAUNCHERS: Mapping[str, Callable[[Environ], Facts | None]] = {
-    "Open MPI": read_open_mpi,
-    "PMI": read_pmi,
-    "Slurm": read_slurm,
-    "PMIx": read_pmix,
-    "Kubernetes": read_kubernetes,
-}
-"""Sources that a launcher sets in its processes. The first with a rank and a number of processes is used: under
-`mpirun` in a Slurm allocation, processes see the variables of both, and only those of `mpirun` are right."""
-
-MANUAL_VARIABLES = frozenset(
-    [
-        *(f"{prefix}_{name}" for prefix in ("SPMDKIT", "KERAS_DISTRIBUTION") for name in JOB_VARIABLES.values()),
-        *(f"SPMDKIT_{name}" for name in ("LOCAL_RANK", "LOCAL_PROCESSES", "LOCAL_DEVICES", "JOB_ID", "SIMULATE")),
-        *(f"JAX_{name}" for name in ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")),
-    ]
-)
-
-SOURCES = {**MANUAL, **LAUNCHERS}
-"""All sources in order of precedence."""
+def _complete_mpi(facts: Job, nodelist: str | None) -> Job | None:
+    """Adds an address, which MPI does not set: loopback on one host, the first host of a Slurm allocation."""
+    if not facts.known_values("num_processes", "process_id"):
+        return None
+    if not facts.identity:
+        return facts
+    job = facts.variables["identity"]
+    identity = f"{facts.source} {facts.identity}"
+    nodes = expand_hosts(nodelist, "SLURM_JOB_NODELIST") if nodelist else []
+    is_on_one_host = facts.local_processes is not None and facts.local_processes == facts.num_processes
+    if len(nodes) == 1 or is_on_one_host:
+        nodes = [LOOPBACK]
+    if not nodes:
+        return facts._replace(identity=identity)
+    variables = {**facts.variables, "address": "SLURM_JOB_NODELIST" if len(nodes) > 1 else job}
+    return facts._replace(identity=identity, address=Address(nodes[0], job_port(identity)), variables=variables)
 
 
 def job_port(identity: str) -> int:
@@ -273,40 +271,6 @@ READERS: Mapping[str, Callable[[Environ, str], Any]] = {
     "identity": lambda environ, name: environ[name],
 }
 """By fact, except the address."""
-
-
-def _read(source: str, environ: Environ, **names: str) -> Facts | None:
-    """Reads the variables of a source; returns None if all are empty or not set.
-
-    Args:
-        source: The name of the source.
-        environ: The variables.
-        names: The variable of each fact.
-    """
-    found = {fact: name for fact, name in names.items() if environ.get(name)}
-    if not found:
-        return None
-    values = {fact: READERS[fact](environ, name) for fact, name in found.items() if fact != "address"}
-    facts = Facts(source, **values, variables=found)
-    return add_addresses(facts, environ[found["address"]], found["address"]) if "address" in found else facts
-
-
-def _add_mpi_address(facts: Facts | None, nodelist: str | None) -> Facts | None:
-    """Adds an address, which MPI does not set: loopback on one host, the first host of a Slurm allocation."""
-    if facts is None or (facts.num_processes is None and facts.process_id is None):
-        return None
-    if not facts.identity:
-        return facts
-    job = facts.variables["identity"]
-    identity = f"{facts.source} {facts.identity}"
-    nodes = expand_hosts(nodelist, "SLURM_JOB_NODELIST") if nodelist else []
-    is_on_one_host = facts.local_processes is not None and facts.local_processes == facts.num_processes
-    if len(nodes) == 1 or is_on_one_host:
-        nodes = [LOOPBACK]
-    if not nodes:
-        return facts._replace(identity=identity)
-    variables = {**facts.variables, "address": "SLURM_JOB_NODELIST" if len(nodes) > 1 else job}
-    return facts._replace(identity=identity, address=Address(nodes[0], job_port(identity)), variables=variables)
 
 
 def expand_hosts(text: str, variable: str) -> list[str]:

@@ -84,12 +84,12 @@ def run_attempts(
             for line in summarize(outcome, None if was_removed else logs):
                 announce(line)
         fresh = fresh and _read_config_time(logs.parent) == config_time  # once the new run owns the directory, resume
-        decision = policy.decide(outcome)
-        if decision.reason:
-            announce(decision.reason)
-        if not decision.again:
+        delay, reason = policy.decide(outcome)
+        if reason:
+            announce(reason)
+        if delay is None:
             return outcome.exit_code
-        time.sleep(decision.seconds)
+        time.sleep(delay)
 
 
 def remove_created(created: Sequence[Path], logs: Path, config_time: int | None = None) -> bool:
@@ -120,20 +120,6 @@ def _read_config_time(run_dir: Path) -> int | None:
         return None
 
 
-class Restart(NamedTuple):
-    """The decision after an attempt.
-
-    Attributes:
-        again: If another attempt follows.
-        seconds: The delay before it.
-        reason: A line for people; "" if there is nothing to explain.
-    """
-
-    again: bool
-    seconds: float = 0.0
-    reason: str = ""
-
-
 class Restarts:
     """Decides after each attempt of a run if another follows.
 
@@ -148,21 +134,25 @@ class Restarts:
         self._latest = find_latest_step(checkpoints)
         self._in_vain = 0
 
-    def decide(self, outcome: Outcome) -> Restart:
-        """Returns the decision: only exit code 75 leads to a restart, unless a signal ended the launcher."""
+    def decide(self, outcome: Outcome) -> tuple[float | None, str]:
+        """Decides after an attempt: only exit code 75 leads to another, unless a signal ended the launcher.
+
+        Returns:
+            The seconds before the next attempt, or None if there is none; and a line for people, or "".
+        """
         if self._max == 0 or outcome.exit_code != TRY_AGAIN or outcome.signal is not None:
-            return Restart(again=False)
+            return None, ""
         latest = find_latest_step(self._checkpoints)
         self._in_vain = 0 if latest > self._latest else self._in_vain + 1
         self._latest = latest  # lower than before if a corrupt checkpoint was set aside
         if self._in_vain > self._max:
-            return Restart(again=False, reason=f"not restarted: {self._max} restarts made no newer checkpoint")
+            return None, f"not restarted: {self._max} restarts made no newer checkpoint"
         start = f"from step {latest}" if latest else "from the beginning"
         if not self._in_vain:
-            return Restart(again=True, reason=f"restarting {start}")
+            return 0.0, f"restarting {start}"
         seconds = min(2.0 ** (self._in_vain - 1), MAX_WAIT_SECONDS)
         count = f"restart {self._in_vain} of {self._max} without a newer checkpoint"
-        return Restart(again=True, seconds=seconds, reason=f"restarting in {seconds:.0f} s {start}, {count}")
+        return seconds, f"restarting in {seconds:.0f} s {start}, {count}"
 
 
 def find_latest_step(checkpoints: Path) -> int:

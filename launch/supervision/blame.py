@@ -115,7 +115,9 @@ def find_cause(
     own = next((end for end in failed if not _is_symptom(end, tails[end.rank])), None)
     if own is not None:
         agreed = _find_agreed(own, failed, tails) if own.code == TRY_AGAIN else None
-        return agreed or Cause(own.rank, describe_end(own.code), _launcher_code(own.code), own.rank)
+        how = describe_end(own.code)
+        code = TRY_AGAIN if how.startswith("killed") else own.code  # another attempt may succeed
+        return agreed or Cause(own.rank, how, code, own.rank)
     if not failed and (was_asked or not any(end.stopped for end in exits)):
         return None
     early = next((end.rank for end in exits if end.code == FINISHED and not end.stopped), None)
@@ -124,7 +126,12 @@ def find_cause(
     if halted:
         witness = failed[0].rank if failed else halted[0]
         return Cause(halted[0], "stopped (SIGSTOP), which blocked the others", TRY_AGAIN, witness)
-    return _find_named(failed, tails) or (_blame_first(failed[0]) if failed else None)
+    if named := _find_named(failed, tails):
+        return named
+    if not failed:
+        return None
+    first = failed[0]  # all lost each other, as when a network fails
+    return Cause(first.rank, f"{describe_end(first.code)}, because it lost the others", TRY_AGAIN, first.rank)
 
 
 def describe_end(code: int) -> str:
@@ -157,11 +164,6 @@ def _is_symptom(end: Exit, tail: Sequence[str]) -> bool:
 
 def _was_aborted(code: int) -> bool:
     return code in (-signal.SIGABRT, 128 + signal.SIGABRT)
-
-
-def _launcher_code(code: int) -> int:
-    """Returns the launcher's exit code for that of a process: one killed by a signal may succeed another time."""
-    return TRY_AGAIN if describe_end(code).startswith("killed") else code
 
 
 def _error_text(end: Exit, tail: Sequence[str]) -> str:
@@ -216,11 +218,6 @@ def _find_agreed(own: Exit, failed: Sequence[Exit], tails: Sequence[Sequence[str
     is_one = len(ranks) == 1
     how = f"{'its device holds' if is_one else 'their devices hold'} other bits of an array than the other copies"
     return Cause(ranks[0], how, TRY_AGAIN, own.rank, () if is_one else tuple(ranks))
-
-
-def _blame_first(end: Exit) -> Cause:
-    """Returns the cause if all lost each other, as when a network fails: the first of them."""
-    return Cause(end.rank, f"{describe_end(end.code)}, because it lost the others", TRY_AGAIN, end.rank)
 
 
 def summarize(outcome: Outcome, logs: Path | None) -> list[str]:

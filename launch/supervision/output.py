@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,8 +32,6 @@ CHUNK_BYTES = 1 << 16
 MAX_PENDING_BYTES = 1 << 13
 """A line without a newline is shown in pieces of at least this size."""
 MAX_TAIL_LINES, MAX_TAIL_CHARACTERS = 400, 2000
-LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
-"""O_NONBLOCK: a pipe in the place of the log file must not block the launcher."""
 TAG = re.compile(rb"\[\d+,(\d+)\]<std(?:out|err|diag)>:|\[[^\s\[\]]*@\d+,(\d+)\]<std(?:out|err|diag)>: ?")
 """Open MPI 4: `[14779,1]<stdout>:`; 5: `[prterun-host-14779@1,1]<stdout>: `."""
 RULE = re.compile(r"-*\s*")
@@ -60,40 +59,33 @@ class Log:
     def __init__(self, path: Path) -> None:
         """Prepares a log; the file is opened by the first `write`."""
         self._path = path
+        self._file: FileIO | None = None
         self._has_warned = False
-        self._file = -1
         self._lost = 0
         self._lock = threading.Lock()
 
     def write(self, data: bytes) -> None:
         """Appends bytes, or counts them as lost; raises nothing."""
+        written = 0
         with self._lock:
-            note = f"\n--- {self._lost:,} bytes are missing here ---\n".encode() if self._lost else b""
-            if self._append(note):
-                self._lost += len(data)
-                return
-            self._lost = self._append(data)
+            try:
+                self._file = self._file or FileIO(self._path, "ab")
+                if self._lost:
+                    self._file.write(f"\n--- {self._lost:,} bytes are missing here ---\n".encode())
+                    self._lost = 0
+                written = self._file.write(data)
+            except OSError as error:
+                if not self._has_warned:
+                    self._has_warned = True
+                    announce(f"{self._path} cannot be written: {error.strerror}. The run continues without this log.")
+            self._lost += len(data) - written
 
     def close(self) -> None:
         """Closes the file."""
         with self._lock:
-            if self._file >= 0:
-                os.close(self._file)
-            self._file = -1
-
-    def _append(self, data: bytes) -> int:
-        """Writes as many bytes as possible; returns the number of remaining bytes."""
-        left = memoryview(data)
-        try:
-            if self._file < 0 and left:
-                self._file = os.open(self._path, LOG_FLAGS, 0o644)
-            while left:
-                left = left[os.write(self._file, left) :]
-        except OSError as error:
-            if not self._has_warned:
-                self._has_warned = True
-                announce(f"{self._path} cannot be written: {error.strerror}. The run continues without this log.")
-        return len(left)
+            if self._file:
+                self._file.close()
+            self._file = None
 
 
 class MutableWriter:

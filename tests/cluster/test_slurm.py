@@ -56,12 +56,19 @@ def job_of(ended: subprocess.CompletedProcess[str]) -> str:
     return ended.stdout.strip()
 
 
+def waited(slurm, folder, *words, timeout: float = 120, **variables) -> subprocess.CompletedProcess[str]:
+    """Submits the printed script with `sbatch --wait`, as docs/slurm-and-mpi.md shows."""
+    printed = slurm.launch(*words, "--on", "slurm", "--dry-run")
+    (folder / "logs").mkdir(parents=True)
+    (folder.parent / "job.sh").write_text(printed.stdout)
+    return slurm.run("sbatch", "--parsable", "--wait", folder.parent / "job.sh", timeout=timeout, **variables)
+
+
 def log_of(folder, job: str) -> str:
     return (folder / "logs" / f"slurm-{job}.log").read_text()
 
 
 def everything_said(folder) -> str:
-    """For a test that failed."""
     return "\n".join(f"--- {path}\n{path.read_text(errors='replace')}" for path in folder.glob("logs/*"))
 
 
@@ -82,16 +89,15 @@ def test_losses_match_local_processes(launch, devices, name, slurm, tmp_path):
     processes = 8 // devices
     folder = tmp_path / name
     words = (f"run.simulate={devices}", f"run.dir={json.dumps(str(folder))}")
-    ended = slurm.launch(config, *words, "--on", "slurm", "--wait")
-    assert ended.returncode == 0, ended.stderr + everything_said(folder)
+    job = job_of(slurm.launch(config, *words, "--on", "slurm"))
+    slurm.wait_for(job, "COMPLETED", seconds=120)
     trained("launch", config, f"run.dir={tmp_path}/local", "--on", f"local:{processes}x{devices}")
     assert metrics(folder) == metrics(tmp_path / "local")
     ours, others = (state_arrays(config, 12, each / "checkpoints") for each in (folder, tmp_path / "local"))
     assert_same_arrays(ours, others)
     logs = {path.name for path in (folder / "logs").iterdir()}
-    assert {f"rank-{rank}.log" for rank in range(processes)} | {f"slurm-{job_of(ended)}.log"} <= logs
+    assert {f"rank-{rank}.log" for rank in range(processes)} | {f"slurm-{job}.log"} <= logs
     assert "step 12/12" in (folder / "logs" / "rank-0.log").read_text()
-    assert f"job {job_of(ended)} ended: COMPLETED" in ended.stderr
     if launch is FOUR:
         said = [(folder / "logs" / f"rank-{rank}.log").read_text().splitlines()[0] for rank in range(4)]
         assert sorted(said) == ["GPU 0, it's 1 $HOME, abc $x"] * 2 + ["GPU 1, it's 1 $HOME, abc $x"] * 2
@@ -121,8 +127,8 @@ def test_slurm_accepts_every_script_option(slurm, tmp_path):
 
 def test_requeues_after_killed_process_and_resumes_bitwise(slurm, sound, tmp_path):
     config = faulty_config(tmp_path)
-    ended = slurm.launch(config, "run.simulate=4", "--on", "slurm", "--wait", FAULT="kill", timeout=200)
     folder = tmp_path / "run"
+    ended = waited(slurm, folder, config, "run.simulate=4", FAULT="kill", timeout=200)
     assert ended.returncode == 0, ended.stderr + everything_said(folder)
     said = log_of(folder, job_of(ended))
     assert "rank 1 ended first: Killed." in said
@@ -133,14 +139,13 @@ def test_requeues_after_killed_process_and_resumes_bitwise(slurm, sound, tmp_pat
 
 
 def test_ends_job_after_mistake(slurm, tmp_path):
-    """No other try, the code is 2, and the log of the job ends with what the process said."""
     config = write_config(tmp_path, launch=TWO)
-    words = ("run.simulate=4", "train.global_batch=10000")
-    ended = slurm.launch(config, *words, "--on", "slurm", "--wait")
+    ended = waited(slurm, tmp_path / "run", config, "run.simulate=4", "train.global_batch=10000")
     assert ended.returncode == 2, ended.stderr
-    assert "ended first: Exited with exit code 2." in ended.stderr
-    assert "error: train.global_batch=10000 rows, but" in ended.stderr
-    assert ", start 2 on" not in log_of(tmp_path / "run", job_of(ended))
+    said = log_of(tmp_path / "run", job_of(ended))
+    assert "ended first: Exited with exit code 2." in said
+    assert "error: train.global_batch=10000 rows, but" in said
+    assert ", start 2 on" not in said
 
 
 def test_saves_before_time_limit_and_requeues(slurm, tmp_path):
@@ -153,10 +158,9 @@ def test_saves_before_time_limit_and_requeues(slurm, tmp_path):
         "launch": {**TWO, "time": "1", "slurm": {"warn_seconds": 20}},
     }
     config = faulty_config(tmp_path, **sections)
-    ended = slurm.launch(config, "run.simulate=4", "--on", "slurm", "--wait", FAULT="slow", timeout=240)
-    folder = tmp_path / "run"
-    assert ended.returncode == 0, ended.stderr + everything_said(folder)
-    said = log_of(folder, job_of(ended))
+    job, folder = job_of(slurm.launch(config, "run.simulate=4", "--on", "slurm", FAULT="slow")), tmp_path / "run"
+    slurm.wait_for(job, "COMPLETED", seconds=240)
+    said = log_of(folder, job)
     everything = everything_said(folder)  # the job's log repeats the words of the rank that ended first, either of them
     stopped = re.search(r"Stopped by SIGUSR1 to rank \d after step (\d+) of", everything)
     assert stopped, everything
@@ -201,7 +205,6 @@ def task_and_daemon(job: str, rank: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("lives", [True, False], ids=["its task lives on", "its task ends too"])
 def test_ends_job_after_killed_step_daemon(lives, slurm, tmp_path):
-    """Slurm never learns of the end of its task, so srun must not wait for it until the time limit."""
     sections = {"train": {"steps": 40, "global_batch": 16}, "checkpoint": {"every": 10}, "timeouts": {"shutdown": 5}}
     config = faulty_config(tmp_path, **sections)
     job = job_of(slurm.launch(config, "run.simulate=4", "--on", "slurm", FAULT="slow"))

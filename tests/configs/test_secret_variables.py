@@ -82,11 +82,11 @@ def test_error_messages_hide_secrets(given, tmp_path):
         load_config(path)
 
 
-@pytest.mark.parametrize("on", ["local:2x4", "ssh:hosts.yaml", "slurm", "mpi:2"])
+@pytest.mark.parametrize("on", ["local:2x4", "ssh:hosts.yaml", "slurm", "mpi"])
 def test_dry_run_passes_secrets_by_name(on, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    hosts = {"hosts": ["gpu1"], "processes": 2, "simulate": 4, "environment": {"MY_KEY": VALUE}}
+    hosts = {"hosts": ["gpu1"], "processes": 2}
     (tmp_path / "hosts.yaml").write_text(json.dumps(hosts))
     config = write_config(tmp_path, launch={"processes_per_node": 2})
     assert main(["launch", str(config), SECTION, "run.simulate=4", "--on", on, "--dry-run"]) == 0

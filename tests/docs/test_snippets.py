@@ -81,7 +81,7 @@ def test_commands_parse(words, tmp_path, monkeypatch):
     given = words[0] != "launch" or arguments.on == "ssh:hosts.yaml"  # another file that the reader is told to write
     target = None if given else find_launcher(arguments.on)[1]
     sizes = [getattr(target, name, None) or None for name in ("num_processes", "devices")]  # None: as the config says
-    processes, devices = sizes if target else (1, None)
+    processes, devices = (1, None) if target is None else sizes
     if " ".join(words) in SHOWN_TO_FAIL:
         with pytest.raises(ValueError) as caught:
             load_config(source, arguments.overrides)

@@ -115,6 +115,6 @@ def test_doctor_on_two_hosts(hosts, tmp_path):
     assert [code for code, _, _ in found] == [2, 2], found
     printed = found[0][1]
     assert "all 2 have connected: 1 on host0, 1 on host1" in printed
-    assert f"rank 0: port {PORT} is free; listens on {ADDRESSES[0]} only" in printed
+    assert f"rank 0: listens on {ADDRESSES[0]}:{PORT} only" in printed
     assert "WRONG host name     Host host1 (rank 1) resolves its own name to 127.0.1.1" in printed
     assert "all 2 processes see the same" in printed

@@ -41,35 +41,18 @@ def test_drops_output_without_a_reader(monkeypatch):
 
 
 class Full(io.StringIO):
-    """A stream on a full disk, told so once: what follows goes to the file that `fileno` leads to."""
-
-    def __init__(self, number):
-        super().__init__()
-        self.number, self.tried = number, 0
+    """A stream on a full disk, which is an error once: what follows goes to the file that `fileno` leads to."""
 
     def write(self, text):
-        self.tried += 1
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def fileno(self):
-        return self.number
+        return os.open(os.devnull, os.O_WRONLY)
 
 
-def fill(monkeypatch, folder):
-    """Makes the standard output one that takes nothing."""
-    monkeypatch.setattr(sys, "stdout", Full(os.open(folder / "out", os.O_WRONLY | os.O_CREAT)))
-
-
-def test_other_failures_name_the_stream(monkeypatch, tmp_path):
-    fill(monkeypatch, tmp_path)
-    with open_console(), pytest.raises(OSError, match="No space left") as caught:
-        print("losses")
-    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "the standard output")
-
-
-def test_ignored_failure_is_a_warning(monkeypatch, tmp_path):
-    fill(monkeypatch, tmp_path)
+def test_ignored_failure_is_a_warning(monkeypatch):
     said = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", Full())
     monkeypatch.setattr(sys, "stderr", said)
     with open_console():
         ignore_output_errors()
@@ -77,17 +60,12 @@ def test_ignored_failure_is_a_warning(monkeypatch, tmp_path):
     assert said.getvalue() == ("warning: the standard output: No space left on device; nothing more is printed there\n")
 
 
-@pytest.mark.parametrize("limit", [resource.RLIM_INFINITY, console.MIN_ADDRESS_SPACE])
-def test_accepts_enough_addresses(limit, monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
-    check_address_space()
-
-
 def test_rejects_too_few_addresses(monkeypatch):
+    for enough in (resource.RLIM_INFINITY, console.MIN_ADDRESS_SPACE):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=enough: (limit, limit))
+        check_address_space()
     monkeypatch.setattr(resource, "getrlimit", lambda _: (2**29, resource.RLIM_INFINITY))
-    with pytest.raises(
-        RuntimeError, match=r"may use 0\.50 GiB of addresses here \(ulimit -v\), and JAX needs 2 GiB"
-    ) as info:
+    with pytest.raises(RuntimeError, match=r"may use 0\.50 GiB of addresses here \(ulimit -v\), and JAX needs") as info:
         check_address_space()
     assert info.value.exit_code == 75
 

@@ -1,6 +1,6 @@
 """`--on kubernetes` from the command line, and `kubectl apply`."""
 
-import os
+from functools import partial
 
 import pytest
 import yaml
@@ -26,19 +26,6 @@ def test_dry_run_prints_the_manifest(small, capsys):
     assert jobset["spec"]["failurePolicy"]["maxRestarts"] == 2
 
 
-def test_launch_applies_the_manifest(small, tmp_path, capsys, monkeypatch):
-    kubectl = tmp_path / "kubectl"
-    kubectl.write_text(f"#!/bin/sh\ncat > {tmp_path}/given\necho jobset.jobset.x-k8s.io/tiny created\n")
-    kubectl.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert main(["launch", str(small), "--on", "kubernetes"]) == 0
-    assert [each["kind"] for each in yaml.safe_load_all((tmp_path / "given").read_text())] == ["ConfigMap", "JobSet"]
-    said = capsys.readouterr().err
-    assert "spmdkit launch: jobset.jobset.x-k8s.io/tiny created\n" in said
-    assert "to watch it:    kubectl get jobset tiny --watch --namespace ml\n" in said
-    assert "to stop it:     kubectl delete jobset tiny --namespace ml" in said
-
-
 def test_without_kubectl(small, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert main(["launch", str(small), "--on", "kubernetes"]) == 2
@@ -46,28 +33,20 @@ def test_without_kubectl(small, tmp_path, capsys, monkeypatch):
 
 
 @pytest.fixture
-def kubectl(tmp_path, monkeypatch):
-    """Puts a kubectl first on PATH that keeps what it is given, prints a text and ends with a code."""
-
-    def write(out: str = "", err: str = "", code: int = 0) -> None:
-        (tmp_path / "out").write_text(out)
-        (tmp_path / "err").write_text(err)
-        path = tmp_path / "kubectl"
-        path.write_text(
-            f'#!/bin/sh\ncat > {tmp_path}/given; echo "$@" > {tmp_path}/words\n'
-            f"cat {tmp_path}/out; cat {tmp_path}/err >&2; exit {code}\n"
-        )
-        path.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-
-    return write
+def kubectl(put_command):
+    return partial(put_command, "kubectl", reads=True)
 
 
-def test_apply(kubectl, tmp_path):
-    kubectl("configmap/x-1 unchanged\njobset.jobset.x-k8s.io/x created\n")
-    assert apply("kind: JobSet\n", "jobset", "x")[1] == "jobset.jobset.x-k8s.io/x created"
-    assert (tmp_path / "given").read_text() == "kind: JobSet\n"
-    assert (tmp_path / "words").read_text() == "apply -f -\n"
+def test_launch_applies_the_manifest(small, kubectl, tmp_path, capsys):
+    kubectl("configmap/x-1 unchanged\njobset.jobset.x-k8s.io/tiny created\n")
+    assert main(["launch", str(small), "--on", "kubernetes"]) == 0
+    given = yaml.safe_load_all((tmp_path / "tools" / "given").read_text())
+    assert [each["kind"] for each in given] == ["ConfigMap", "JobSet"]
+    assert (tmp_path / "tools" / "words").read_text() == "apply -f -\n"
+    said = capsys.readouterr().err
+    assert "spmdkit launch: jobset.jobset.x-k8s.io/tiny created\n" in said
+    assert "to watch it:    kubectl get jobset tiny --watch --namespace ml\n" in said
+    assert "to stop it:     kubectl delete jobset tiny --namespace ml" in said
     kubectl("service/x created\njob.batch/x created\n")
     assert len(apply("", "job", "x")) == 2
 

@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 from spmdkit.configs import load_config
 from spmdkit.launch.launchers import LaunchJob, LaunchRequest
-from spmdkit.launch.manifest import MAX_NAME, RULES, job_name, make_label, parse_time_limit
+from spmdkit.launch.manifest import RULES, job_name, make_label, parse_time_limit
 from spmdkit.mesh.errors import UserError
 from support.launch_cases import container, job_spec, written
 
@@ -55,15 +55,6 @@ def test_objects_match_the_published_schemas(form, launch, config):
     assert [each["kind"] for each in found] == kinds[form]
     for each in found:
         validate(each)
-
-
-def test_names_of_pods_come_from_the_service(config):
-    found = written(config("job"))
-    service, job = found[1], found[2]
-    assert service["spec"]["clusterIP"] == "None"
-    assert service["spec"]["publishNotReadyAddresses"] is True
-    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
-    assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]
 
 
 @pytest.mark.parametrize("form", ["jobset", "job"])
@@ -152,7 +143,11 @@ def variables(found: list[dict]) -> dict:
 
 
 def test_variables_of_a_pod(config):
-    found = variables(written(config("job")))
+    _, service, job = written(config("job"))
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
+    assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]
+    found = variables([job])
     assert found["SPMDKIT_COORDINATOR"] == "my-run-0.my-run"
     assert found["SPMDKIT_JOB_ADDRESSES"] == "$(SPMDKIT_COORDINATOR):8476"
     assert found["SPMDKIT_NUM_PROCESSES"] == "4"
@@ -211,7 +206,6 @@ def test_config_map_contains_the_whole_config(config, tmp_path):
     ],
 )
 def test_rejects_invalid_configs(changed, message, config):
-    """tests/support/invalid_inputs.py has the other keys."""
     with pytest.raises(UserError, match=message):
         written(config(**changed))
 
@@ -266,13 +260,11 @@ def test_rules_of_names(key, valid, invalid):
     assert not any(re.fullmatch(pattern, text) for text in invalid)
 
 
-def test_names_of_jobs_fit_into_labels(config):
-    def name(path, *overrides):
-        return job_name(LaunchJob.load(LaunchRequest(str(path), overrides)))
-
-    assert name(config()) == "my-run"
-    long = name(config(), f"run.dir={'x' * 100}")
-    assert len(long) == MAX_NAME
-    assert name(config(kubernetes={"name": "seven"})) == "seven"
-    label = f"{long}-host-0-0.{long}"
-    assert len(label) <= 63, "JobSet's label of the coordinator"
+@pytest.mark.parametrize(
+    ("given", "overrides", "name"),
+    [({}, [], "my-run"), ({}, [f"run.dir={'x' * 100}"], "x{19}-.{6}"), ({"name": "seven"}, [], "seven")],
+)
+def test_names_of_jobs_fit_into_labels(given, overrides, name, config):
+    found = job_name(LaunchJob.load(LaunchRequest(str(config(kubernetes=given)), tuple(overrides))))
+    assert re.fullmatch(name, found)
+    assert len(f"{found}-host-0-0.{found}") <= 63, "JobSet's label of the coordinator"

@@ -6,13 +6,7 @@ import signal
 import pytest
 from spmdkit.launch import mpi
 from spmdkit.launch.launchers import LaunchRequest, find_launcher
-from spmdkit.launch.mpi import (
-    MpiTarget,
-    find_coordinator,
-    find_first_failure,
-    find_outcome,
-    read_hostfile,
-)
+from spmdkit.launch.mpi import find_coordinator, find_first_failure, find_outcome, read_hostfile
 from spmdkit.launch.supervision.attempts import NotNow
 from spmdkit.launch.supervision.blame import Exit, Outcome
 from spmdkit.launch.supervision.output import TaggedOutput
@@ -43,18 +37,10 @@ def command(tmp_path, *overrides, on="mpi", **options) -> list[str]:
 
 
 def test_parses_targets(hostfile):
-    assert find_launcher("mpi") == (mpi, MpiTarget())
-    assert find_launcher("mpi:4") == (mpi, MpiTarget(num_processes=4))
-    assert find_launcher(f"mpi:{hostfile}") == (mpi, MpiTarget(hostfile=str(hostfile)))
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [("mpi:257", "1 to 256 processes"), ("mpi:nowhere", "missing file 'nowhere'")],
-)
-def test_rejects_invalid_targets(text, reason):
-    with pytest.raises(ValueError, match=reason):
-        find_launcher(text)
+    assert find_launcher("mpi") == (mpi, "")
+    assert find_launcher(f"mpi:{hostfile}") == (mpi, str(hostfile))
+    with pytest.raises(ValueError, match="missing file 'nowhere'"):
+        find_launcher("mpi:nowhere")
 
 
 def test_command_line(tmp_path):
@@ -86,30 +72,22 @@ def test_command_line_with_options_of_the_config(tmp_path):
     assert words[at : at + len(options)] == options
 
 
-def test_number_of_local_processes(tmp_path):
-    words = command(tmp_path, "run.simulate=2", on="mpi:4")
-    assert words[words.index("-n") + 1] == "4"
-    assert "--map-by" not in words
-
-
 def test_find_coordinator(hostfile, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     monkeypatch.delenv("PBS_NODEFILE", raising=False)
-    assert find_coordinator(2, MpiTarget(num_processes=2), "7") == "127.0.0.1:7"
-    assert find_coordinator(2, MpiTarget(hostfile=str(hostfile)), "7") == "node1:7"
+    assert find_coordinator(1, "", "7") == "127.0.0.1:7"
+    assert find_coordinator(2, str(hostfile), "7") == "node1:7"
     with pytest.raises(ValueError, match="but the hosts are not known"):
-        find_coordinator(2, MpiTarget(), "7")
+        find_coordinator(2, "", "7")
     monkeypatch.setenv("PBS_NODEFILE", str(hostfile))
-    assert find_coordinator(2, MpiTarget(), "7") == "node1:7"
+    assert find_coordinator(2, "", "7") == "node1:7"
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-2]")
-    assert find_coordinator(2, MpiTarget(), "7") == "", "the processes read Slurm's list themselves"
+    assert find_coordinator(2, "", "7") == "", "the processes read Slurm's list themselves"
     hostfile.write_text("localhost\nnode2\n")
     monkeypatch.setattr(mpi.socket, "gethostname", lambda: "here.example.org")
-    assert find_coordinator(2, MpiTarget(hostfile=str(hostfile)), "7") == "here.example.org:7", (
-        "others do not reach localhost"
-    )
+    assert find_coordinator(2, str(hostfile), "7") == "here.example.org:7", "others do not reach localhost"
     hostfile.write_text("localhost\nhere\n")
-    assert find_coordinator(2, MpiTarget(hostfile=str(hostfile)), "7") == "127.0.0.1:7"
+    assert find_coordinator(2, str(hostfile), "7") == "127.0.0.1:7"
 
 
 def test_a_hostfile_that_names_too_few(tmp_path, hostfile):

@@ -10,23 +10,27 @@ from spmdkit.launch.cli import main
 from spmdkit.launch.launchers import LaunchJob, LaunchRequest, find_launcher
 from spmdkit.launch.remote import preflight
 from spmdkit.launch.remote.client import VARIABLE
-from spmdkit.launch.remote.preflight import Refusal
+from spmdkit.launch.supervision.attempts import NotNow
 from spmdkit.mesh.errors import UserError
 from support.runs import write_config
 
 HOSTS = """
 hosts: [{name: me@one, address: 10.0.0.1}, {name: two, processes: 1, directory: ~/data}]
 processes: 2
-simulate: 2
 python: ~/venv/bin/python
-environment: {NCCL_SOCKET_IFNAME: eth0}
 """
-SIX = {"strategy": {"fsdp": {"size": 6, "floor_bytes": 256}}, "train": {"steps": 2, "global_batch": 12}}
+SIX = {
+    "run": {"simulate": 2},
+    "strategy": {"fsdp": {"size": 6, "floor_bytes": 256}},
+    "train": {"steps": 2, "global_batch": 12},
+    "launch": {"environment": {"HF_TOKEN": None, "NCCL_SOCKET_IFNAME": "eth0"}},
+}
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_TOKEN", "secret")
     (tmp_path / "hosts.yaml").write_text(HOSTS)
     write_config(tmp_path, **SIX)
     return tmp_path
@@ -48,11 +52,11 @@ def test_dry_run_prints_every_process(folder, capsys):
     words = shlex.split(lines[5])
     assert words[:2] == ["cd", "~/data"]
     assert words[3:10] == [
+        "HF_TOKEN=$HF_TOKEN",
         "NCCL_SOCKET_IFNAME=eth0",
         "SPMDKIT_JOB_ADDRESSES=10.0.0.1:PORT",
         "SPMDKIT_NUM_PROCESSES=3",
         "SPMDKIT_PROCESS_ID=2",
-        "SPMDKIT_SIMULATE=2",
         "SPMDKIT_LOCAL_RANK=0",
         "SPMDKIT_LOCAL_PROCESSES=1",
     ]
@@ -61,18 +65,8 @@ def test_dry_run_prints_every_process(folder, capsys):
     assert not (folder / "run").exists()
 
 
-def test_dry_run_hides_forwarded_values(folder, capsys, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "secret")
-    read(folder, HOSTS + "forward: [HF_TOKEN]\n")
-    assert main(["launch", "tiny.yaml", "--on", "ssh:hosts.yaml", "--dry-run"]) == 0
-    printed = capsys.readouterr().out
-    assert 'HF_TOKEN="$HF_TOKEN" NCCL' in printed
-    assert "secret" not in printed
-
-
-def test_client_gets_its_task_from_the_environment(folder, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "secret")
-    hosts = read(folder, HOSTS + "forward: [HF_TOKEN]\n")
+def test_client_gets_its_task_from_the_environment(folder):
+    hosts = read(folder)
     job, hosts = ssh.load(LaunchRequest("tiny.yaml"), hosts)
     starts = [ssh.build_start(job, hosts, slot, 4000, "attempt", True) for slot in ssh.list_slots(hosts)]
     assert [start.command[:3] for start in starts] == [[sys.executable, "-I", "-S"]] * 3
@@ -93,33 +87,27 @@ def test_client_gets_its_task_from_the_environment(folder, monkeypatch):
     [("gpus_per_process: 2", ["0,1", "2,3"] * 2, [None] * 4), ("", [None] * 4, ["0", "1"] * 2)],
 )
 def test_assigns_gpus_to_processes(gpus, visible, local, folder):
-    """Those of the hosts file; or all of the host, which are divided when the processes join."""
     hosts = read(folder, f"hosts: [one, two]\nprocesses: 2\n{gpus}\n")
-    job = LaunchJob.load(LaunchRequest("tiny.yaml", ("run.simulate=6",)))
+    job = LaunchJob.load(LaunchRequest("tiny.yaml", ("strategy={data: -1}",)))
     found = [ssh.slot_variables(job, hosts, slot, 1) for slot in ssh.list_slots(hosts)]
     assert [each.get("CUDA_VISIBLE_DEVICES") for each in found] == visible
     assert [each.get("SPMDKIT_LOCAL_RANK") for each in found] == local
 
 
-def test_one_host_uses_loopback(folder):
+def test_hosts_by_rank_and_the_coordinator(folder):
+    assert ssh.describe_hosts(read(folder)) == "3 processes: me@one ranks 0 and 1, two rank 2"
     assert ssh.coordinator_host(read(folder, "hosts: [me@gpu1]")) == "127.0.0.1"
     assert ssh.coordinator_host(read(folder, "hosts: [me@gpu1, gpu2]")) == "gpu1"
 
 
-def test_describe_hosts(folder):
-    assert ssh.describe_hosts(read(folder)) == "3 processes: me@one ranks 0 and 1, two rank 2"
-
-
-def test_rejects_unset_forwarded_variables(folder, capsys, monkeypatch):
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    read(folder, HOSTS + "forward: [HF_TOKEN]\n")
+def test_rejects_unset_variables(folder, capsys, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN")
     assert main(["launch", "tiny.yaml", "--on", "ssh:hosts.yaml"]) == 2
-    assert "error: forward of the hosts file lists HF_TOKEN, not set on this machine." in capsys.readouterr().err
+    assert "error: launch.environment takes HF_TOKEN from the shell" in capsys.readouterr().err
 
 
 def test_a_host_that_does_not_answer_counts_as_a_failed_attempt(folder, capsys, monkeypatch):
-    answers = {(name, 0): Refusal("does not answer", is_temporary=True) for name in ("me@one", "two")}
-    monkeypatch.setattr(preflight, "ask", lambda *_: answers)
+    monkeypatch.setattr(preflight, "ask", lambda *_: [NotNow("does not answer")] * 2)
     assert main(["launch", "tiny.yaml", "--on", "ssh:hosts.yaml", "--restarts", "1"]) == 75
     told = capsys.readouterr().err
     assert told.count("host me@one does not answer; host two does not answer") == 2

@@ -253,7 +253,6 @@ KUBERNETES = {
     "two processes in a pod": kubernetes(
         "launch.processes_per_node=2", "run.simulate=0", "strategy.data=-1", message="a pod contains one process"
     ),
-    "a wait": kubernetes("--wait", message="--wait"),
 }
 SLURM = {
     "an account with a space": slurm("launch.slurm.account='a b'", message="launch.slurm.account"),
@@ -267,10 +266,10 @@ JOB = {
     "more addresses than processes": job("has 3 jobs, but num_processes is 2", JOB_ADDRESSES="a:1,b:2,c:3"),
 }
 VARIABLES = {
-    "a rank of JAX alone": variables("According to JAX_PROCESS_ID, this is process 1", JAX_PROCESS_ID="1"),
-    "an address of JAX alone": variables(
-        "JAX_COORDINATOR_ADDRESS=a:1 is the address of process 0", JAX_COORDINATOR_ADDRESS="a:1"
+    "a rank of JAX alone": variables(
+        "With JAX_PROCESS_ID=1, this process is one of several. Missing: the number", JAX_PROCESS_ID="1"
     ),
+    "an address of JAX alone": variables("With JAX_COORDINATOR_ADDRESS=a:1", JAX_COORDINATOR_ADDRESS="a:1"),
     "a rank of JAX beyond the last": variables(
         "JAX_PROCESS_ID=2 must be in 0 .. JAX_NUM_PROCESSES - 1 = 1",
         **{"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2"},

@@ -66,10 +66,13 @@ class Server:
         config.write_text(CONFIG.format(port=self.port, address=address, folder=folder, keys=keys.folder))
         if os.geteuid() == 0:
             os.makedirs("/run/sshd", exist_ok=True)  # where its unprivileged part lives; nothing is written there
-        words = [SSHD, "-D", "-E", str(folder / "log"), "-f", str(config)]
-        self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
-        wait_until_listening(Address(address, self.port))
+        self.start()
         keys.know(self)
+
+    def start(self) -> None:
+        words = [SSHD, "-D", "-E", str(self.folder / "log"), "-f", str(self.folder / "sshd_config")]
+        self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+        wait_until_listening(Address(self.address, self.port))
 
     @property
     def entry(self) -> dict:

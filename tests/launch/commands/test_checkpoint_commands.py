@@ -29,34 +29,28 @@ def run(config, tmp_path):
     return shutil.copytree(config.parent / "run", tmp_path / "run")
 
 
-def call(capsys, *words):
-    capsys.readouterr()
-    code = main(["checkpoint", *map(str, words)])
-    return code, capsys.readouterr()
-
-
-def test_inspect(run, capsys):
-    code, printed = call(capsys, "inspect", run)
+def test_inspect(run, call):
+    code, printed = call("checkpoint", "inspect", run)
     assert code == 0
     assert "3 checkpoints, newest step 12" in printed.out
     assert "saved on the mesh data 2 x fsdp 4" in printed.out
     assert "saved by spmdkit " in printed.out
-    code, printed = call(capsys, "inspect", run, "--step", "8", "--json")
+    code, printed = call("checkpoint", "inspect", run, "--step", "8", "--json")
     assert code == 0
     assert json.loads(printed.out)["about"]["strategy"]["fsdp"]["size"] == 4
     assert json.loads(printed.out)["step"] == 8
 
 
-def test_verify_exits_with_2_for_a_corrupt_checkpoint(run, capsys):
-    code, printed = call(capsys, "verify", run)
+def test_verify_exits_with_2_for_a_corrupt_checkpoint(run, call):
+    code, printed = call("checkpoint", "verify", run)
     assert (code, printed.out.splitlines()[-1]) == (0, "3 checkpoints verified")
     damage(run / "checkpoints" / "8", "flip")
-    code, printed = call(capsys, "verify", run)
+    code, printed = call("checkpoint", "verify", run)
     assert code == 2
     assert "checkpoints/8: DAMAGED" in printed.out
     assert "1 of 3 checkpoints damaged: 8. " in printed.out
-    assert call(capsys, "verify", run, "--step", "4")[0] == 0
-    code, printed = call(capsys, "verify", run, "--json")
+    assert call("checkpoint", "verify", run, "--step", "4")[0] == 0
+    code, printed = call("checkpoint", "verify", run, "--json")
     assert (code, [each["whole"] for each in json.loads(printed.out)]) == (2, [True, False, True])
 
 
@@ -78,7 +72,6 @@ def test_exports_a_step(untrained, tmp_path, capsys):
 
 
 def test_accepts_overrides_only_with_a_config(untrained, tmp_path, capsys):
-    """A directory of a run needs no config, so overrides would have no effect."""
     run = untrained.parent / "run"
     assert main(["export", str(untrained), str(tmp_path / "model.safetensors"), f"run.dir={run}"]) == 0
     assert main(["export", str(untrained), str(tmp_path / "b.safetensors"), f"run.dir={tmp_path}/none"]) == 2

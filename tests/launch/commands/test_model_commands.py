@@ -13,15 +13,9 @@ from support.runs import leave_run, metrics, write_config, write_language_config
 import spmdkit
 
 
-def evaluate(capsys, *words):
-    capsys.readouterr()
-    code = main(["evaluate", *map(str, words)])
-    return code, capsys.readouterr()
-
-
-def test_prints_run_data_and_loss(untrained, capsys):
+def test_prints_run_data_and_loss(untrained, call):
     run = untrained.parent / "run"
-    code, printed = evaluate(capsys, run)
+    code, printed = call("evaluate", run)
     title, data, split, loss, log = printed.out.splitlines()
     assert code == 0
     assert title == f"{run} at step 8: mlp, 2,410 parameters; mesh data 2 x fsdp 4"
@@ -42,8 +36,8 @@ def test_prints_run_data_and_loss(untrained, capsys):
         (["--split", "train", "--batches", "3"], "train split: 48 of 7,772 rows, 3 batches of 16", ""),
     ],
 )
-def test_prints_the_rows_of_result_and_log(words, split, log, untrained, capsys):
-    code, printed = evaluate(capsys, untrained, *words)
+def test_prints_the_rows_of_result_and_log(words, split, log, untrained, call):
+    code, printed = call("evaluate", untrained, *words)
     lines = printed.out.splitlines()
     assert code == 0
     assert lines[2].startswith(split)
@@ -60,35 +54,34 @@ def test_prints_the_rows_of_result_and_log(words, split, log, untrained, capsys)
     ],
     ids=["other batches", "other rows", "corrupt"],
 )
-def test_reads_the_log_of_the_run_itself(old, new, log, untrained, tmp_path, capsys):
-    """Its own config.yaml describes the log; the config that is given may have changed."""
+def test_reads_the_log_of_the_run_itself(old, new, log, untrained, tmp_path, call):
     folder = shutil.copytree(untrained.parent / "run", tmp_path / "run")
     own = (folder / "config.yaml").read_text()
     assert old in own
     (folder / "config.yaml").write_text(own.replace(old, new))
-    code, printed = evaluate(capsys, untrained, f"run.dir={folder}", "--batches", "2")
+    code, printed = call("evaluate", untrained, f"run.dir={folder}", "--batches", "2")
     assert (code, "as in the log" in printed.out) == (0, False)
     assert ("The log" in printed.out) == bool(log)
     assert printed.out.splitlines()[-1].startswith(log)
 
 
 @pytest.mark.slow
-def test_reports_both_values_if_the_log_has_another(untrained, tmp_path, capsys):
+def test_reports_both_values_if_the_log_has_another(untrained, tmp_path, call):
     folder = shutil.copytree(untrained.parent / "run", tmp_path / "run")
-    loss = json.loads(evaluate(capsys, folder, "--batches", "2", "--json")[1].out)["loss"]
+    loss = json.loads(call("evaluate", folder, "--batches", "2", "--json")[1].out)["loss"]
     for logged in (loss, loss + 0.02):
         (folder / "metrics.jsonl").write_text(f'{{"step": 8, "loss": 1.0, "eval_loss": {logged}}}\n')
-        code, printed = evaluate(capsys, folder, "--batches", "2")
+        code, printed = call("evaluate", folder, "--batches", "2")
         assert (code, "as in the log of the run" in printed.out) == (0, logged == loss)
         warning = printed.out.splitlines()[-1]
         assert (f"loss {loss:.6g} here, {logged:.6g} in the log" in warning) == (logged != loss)
-        found = json.loads(evaluate(capsys, folder, "--batches", "2", "--json")[1].out)
+        found = json.loads(call("evaluate", folder, "--batches", "2", "--json")[1].out)
         assert (found["log"], found["differs_from_log"]) == ({"loss": logged}, logged != loss)
-    assert "warning" not in evaluate(capsys, folder, "--batches", "2", "--step", "4")[1].out, "the log has no step 4"
+    assert "warning" not in call("evaluate", folder, "--batches", "2", "--step", "4")[1].out, "the log has no step 4"
 
 
 @pytest.mark.slow
-def test_json_on_another_mesh_and_step(untrained, capsys):
+def test_json_on_another_mesh_and_step(untrained, call):
     expected = {
         ("run.seed=0",): (8, 420, 32, "evaluation"),
         ("strategy={data: 1}",): (8, 420, 32, "evaluation"),
@@ -98,19 +91,19 @@ def test_json_on_another_mesh_and_step(untrained, capsys):
     }
     losses = []
     for words, facts in expected.items():
-        found = json.loads(evaluate(capsys, untrained, "--json", *words)[1].out)
+        found = json.loads(call("evaluate", untrained, "--json", *words)[1].out)
         assert (found["step"], found["rows"], found["rows_in_log"], found["split"]) == facts
         losses.append(found["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     assert len({round(loss, 4) for loss in losses}) == 4
 
 
-def test_evaluates_other_files_completely(untrained, tmp_path, capsys):
+def test_evaluates_other_files_completely(untrained, tmp_path, call):
     random = np.random.default_rng(0)
     inputs = random.normal(size=(1003, 64)).astype(np.float32)
     np.savez(tmp_path / "new.npz", inputs=inputs, targets=random.integers(0, 10, 1003).astype(np.int32))
     words = ["data.source=arrays", f"data.files=[{tmp_path / 'new.npz'}]", "--json"]
-    code, printed = evaluate(capsys, untrained.parent / "run", *words)
+    code, printed = call("evaluate", untrained.parent / "run", *words)
     assert (code, json.loads(printed.out)["rows"]) == (0, 1003)
 
 
@@ -123,8 +116,8 @@ def test_evaluates_other_files_completely(untrained, tmp_path, capsys):
         (["data.eval_fraction=0"], "The run lacks an evaluation split (data.eval_fraction=0.0)"),
     ],
 )
-def test_rejects_invalid_arguments(words, said, untrained, capsys):
-    code, printed = evaluate(capsys, untrained.parent / "run", *words)
+def test_rejects_invalid_arguments(words, said, untrained, call):
+    code, printed = call("evaluate", untrained.parent / "run", *words)
     assert code == 2
     assert printed.err.startswith("error: ")
     assert said in printed.err
@@ -132,11 +125,11 @@ def test_rejects_invalid_arguments(words, said, untrained, capsys):
 
 
 @pytest.mark.slow
-def test_loss_is_that_of_training(tmp_path, capsys):
+def test_loss_is_that_of_training(tmp_path, call):
     config = write_config(tmp_path)
     assert main(["train", str(config)]) == 0
     trained = metrics(tmp_path / "run")[-1]["eval_loss"]
-    _, printed = evaluate(capsys, config, "--batches", "2", "--json")
+    _, printed = call("evaluate", config, "--batches", "2", "--json")
     assert json.loads(printed.out)["loss"] == trained
 
 
@@ -195,13 +188,12 @@ def test_several_processes_write_the_same(untrained, tmp_path):
         (["run.simulate=0"], (None, ["run.simulate=0"])),
         (["run.simulate=0", "def main", "strategy={data: 1}"], ("def main", ["run.simulate=0", "strategy={data: 1}"])),
         (["f(data=3)"], ("f(data=3)", [])),
+        (["x=3", "train.stps=3"], ("x=3", ["train.stps=3"])),
+        (["train.steps"], ("train.steps", [])),
     ],
 )
-def test_separates_prompt_and_overrides(words, expected):
+def test_separates_one_prompt_and_overrides(words, expected):
     assert split_prompt(words[0], words[1:]) == expected
-
-
-def test_rejects_two_prompts():
     with pytest.raises(ValueError, match=r"one PROMPT, got 2: 'def', 'main'\. Quote a prompt of several words"):
         split_prompt("def", ["main"])
 
@@ -213,29 +205,20 @@ def language(tmp_path_factory):
     return config
 
 
-def call_generate(capsys, *words):
-    capsys.readouterr()
-    code = main(["generate", *map(str, words)])
-    return code, capsys.readouterr()
-
-
 @pytest.mark.slow
-def test_continues_a_prompt(language, capsys):
+def test_continues_a_prompt(language, call):
     run = language.parent / "run"
-    code, printed = call_generate(capsys, run, "mesh ", "--length", "4", "--temperature", "0", "--json")
+    code, printed = call("generate", run, "mesh ", "--length", "4", "--temperature", "0", "--json")
     found = json.loads(printed.out)
     assert (code, found["step"], bytes(found["tokens"][:5]), len(found["tokens"])) == (0, 4, b"mesh ", 9)
-    code, printed = call_generate(
-        capsys, language, "strategy={data: 1}", "mesh ", "--length", "4", "--temperature", "0", "run.seed=3"
-    )
+    words = ["strategy={data: 1}", "mesh ", "--length", "4", "--temperature", "0", "run.seed=3"]
+    code, printed = call("generate", language, *words)
     assert (code, printed.out[:5]) == (0, "mesh ")
 
 
 @pytest.mark.slow
-def test_defaults_come_from_the_config(language, capsys):
-    found = [
-        json.loads(call_generate(capsys, language, "--json", *words)[1].out) for words in ([], [], ["--seed", "7"])
-    ]
+def test_defaults_come_from_the_config(language, call):
+    found = [json.loads(call("generate", language, "--json", *words)[1].out) for words in ([], [], ["--seed", "7"])]
     assert bytes(found[0]["tokens"][:4]) == b"def "
     assert len(found[0]["tokens"]) == 7
     assert found[0] == found[1] != found[2]
@@ -250,8 +233,8 @@ def test_defaults_come_from_the_config(language, capsys):
         (["\udcff"], "The prompt '\\udcff' is not valid UTF-8"),
     ],
 )
-def test_rejects_invalid_options(language, words, said, capsys):
-    code, printed = call_generate(capsys, language.parent / "run", *words)
+def test_rejects_invalid_options(language, words, said, call):
+    code, printed = call("generate", language.parent / "run", *words)
     assert code == 2
     assert said in printed.err
     assert "Traceback" not in printed.err

@@ -9,22 +9,15 @@ from spmdkit.launch.cli import main
 from support.runs import write_config
 
 
-def call(capsys, *words):
-    capsys.readouterr()
-    code = main(["report", *map(str, words)])
-    return code, capsys.readouterr()
-
-
 @pytest.mark.slow
-def test_reports_trained_run(tmp_path, capsys, monkeypatch):
-    """The renewed report is identical; a run in progress is reported as such; two runs are compared."""
+def test_reports_trained_run(tmp_path, call, monkeypatch):
     config = write_config(tmp_path, train={"steps": 4, "global_batch": 16}, checkpoint={"every": 2})
     assert main(["train", str(config)]) == 0
     run = tmp_path / "run"
     report = (run / "report.html").read_bytes()
     (run / "report.html").unlink()
     for given in (config, run, run / "checkpoints" / "4"):
-        code, printed = call(capsys, given)
+        code, printed = call("report", given)
         assert code == 0
         assert printed.out.endswith("report.html\n")
         assert (run / "report.html").read_bytes() == report
@@ -35,11 +28,11 @@ def test_reports_trained_run(tmp_path, capsys, monkeypatch):
     (other / "report.json").write_text(json.dumps(facts | {"finished": 0}))
     lines = (other / "metrics.jsonl").read_text().splitlines(keepends=True)
     (other / "metrics.jsonl").write_text("".join(lines[:2]) + lines[2][:20])
-    assert call(capsys, other)[0] == 0
+    assert call("report", other)[0] == 0
     assert "step 2 of 4" in (other / "report.html").read_text(encoding="utf-8")
 
     monkeypatch.chdir(tmp_path)
-    code, printed = call(capsys, run, other, "--json")
+    code, printed = call("report", run, other, "--json")
     assert code == 0
     plain = json.loads(printed.out)
     assert [each["step"] for each in plain["runs"]] == [4, 2]
@@ -47,16 +40,16 @@ def test_reports_trained_run(tmp_path, capsys, monkeypatch):
     assert "run 4, other 2 steps" in (tmp_path / "compare.html").read_text(encoding="utf-8")
 
 
-def test_names_a_page_that_cannot_be_written(tmp_path, capsys):
+def test_names_a_page_that_cannot_be_written(tmp_path, call):
     (tmp_path / "config.yaml").write_text("train: {steps: 4}\n")
     (tmp_path / "metrics.jsonl").write_text('{"step": 4, "loss": 2.0}\n')
-    code, printed = call(capsys, tmp_path, "--out", tmp_path / "none" / "x.html")
+    code, printed = call("report", tmp_path, "--out", tmp_path / "none" / "x.html")
     assert code == 2
     assert printed.err.startswith(f"error: {tmp_path}/none/x.html: No such file or directory.")
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "script", "log"])
-def test_rejects_a_target_that_is_not_a_page(kind, tmp_path, capsys):
+def test_rejects_a_target_that_is_not_a_page(kind, tmp_path, call):
     run, mine = tmp_path / "run", tmp_path / "mine.html"
     run.mkdir()
     (run / "config.yaml").write_text("train: {steps: 4}\n")
@@ -70,12 +63,12 @@ def test_rejects_a_target_that_is_not_a_page(kind, tmp_path, capsys):
     elif kind == "script":
         target.write_text("import jax")
     before = os.lstat(target).st_ino
-    code, printed = call(capsys, run, "--out", target)
+    code, printed = call("report", run, "--out", target)
     assert (code, printed.err.startswith(("error: ", "--out"))) == (2, True)
     assert "only a regular file can be replaced" in printed.err or "is a file, but not an HTML page" in printed.err
     assert (os.lstat(target).st_ino, mine.read_text()) == (before, "mine")
     for _ in range(2):  # a page is replaced
-        assert call(capsys, run, "--out", tmp_path / "new.html")[0] == 0
+        assert call("report", run, "--out", tmp_path / "new.html")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -88,11 +81,11 @@ def test_rejects_a_target_that_is_not_a_page(kind, tmp_path, capsys):
         (["{run}", "train.steps=3"], "train.steps=3. Give the directory of a run"),
     ],
 )
-def test_rejects_invalid_runs(untrained, tmp_path, words, message, capsys):
+def test_rejects_invalid_runs(untrained, tmp_path, words, message, call):
     """`untrained` has checkpoints, but no metrics."""
     (tmp_path / "empty").mkdir()
     places = {"run": untrained.parent / "run", "config": untrained, "empty": tmp_path / "empty"}
-    code, printed = call(capsys, *(word.format(**places) for word in words))
+    code, printed = call("report", *(word.format(**places) for word in words))
     assert code == 2
     assert printed.err.startswith("error: ")
     assert message in printed.err

@@ -1,6 +1,7 @@
 """The whole command, in one process and in two, and the output of findings."""
 
 import json
+import socket
 
 import pytest
 from spmdkit.launch.cli import main
@@ -23,15 +24,9 @@ def test_reports_no_problems(config, capsys):
     assert "ok    job           one process: no variable sets a number of processes" in printed
     assert "8 simulated CPU devices in each process" in printed
     assert printed.endswith("No problems found.\n")
+    names = ("job", "versions", "devices", "cores", "memory", "open files", "host name", "run.dir")
+    assert [name for name in names if f"  ok    {name} " not in printed and f"  note  {name} " not in printed] == []
     assert not (config.parent / "run").exists()
-
-
-def test_as_json(config, capsys):
-    assert main(["doctor", "--json", str(config)]) == 0
-    values = json.loads(capsys.readouterr().out)
-    assert values["ok"]
-    names = {finding["name"] for finding in values["findings"]}
-    assert {"job", "versions", "devices", "cores", "memory", "open files", "host name", "run.dir"} <= names
 
 
 @pytest.mark.slow_cases("arguments0-variables0-config-train.stps is not a valid key")
@@ -39,7 +34,7 @@ def test_as_json(config, capsys):
     ("arguments", "variables", "name", "found"),
     [
         (["train.stps=3"], {}, "config", "train.stps is not a valid key"),
-        ([], {"SPMDKIT_PROCESS_ID": "1"}, "job", "SPMDKIT_PROCESS_ID, this is process 1, but the number of"),
+        ([], {"SPMDKIT_PROCESS_ID": "1"}, "job", "With SPMDKIT_PROCESS_ID=1, this process is one of several"),
         ([], {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"}, "job", "this is the batch script itself"),
         (["run.dir=/proc/nothing"], {}, "run.dir", "/proc/nothing"),
     ],
@@ -55,14 +50,26 @@ def test_reports_problems(arguments, variables, name, found, config, capsys, mon
     )
 
 
-def test_a_process_that_meets_no_other_reports_its_own_rank(capsys, monkeypatch):
-    for name, value in {"JOB_ADDRESSES": f"127.0.0.1:{free_port()}", "NUM_PROCESSES": "4", "PROCESS_ID": "3"}.items():
-        monkeypatch.setenv(f"SPMDKIT_{name}", value)
-    monkeypatch.setenv("SPMDKIT_SIMULATE", "2")
-    assert main(["doctor", "--json", "--wait", "0.3"]) == 2
+@pytest.mark.parametrize(
+    ("rank", "host", "message"),
+    [
+        ("3", "127.0.0.1", "Rank 0 was not reachable at"),
+        ("0", "127.0.0.1", "is in use on"),
+        ("3", "no-such-host.invalid", "'no-such-host.invalid' (SPMDKIT_JOB_ADDRESSES) is unknown on"),
+    ],
+)
+def test_a_process_that_meets_no_other_reports_its_own_rank(rank, host, message, capsys, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1] if rank == "0" else free_port()
+        job = {"JOB_ADDRESSES": f"{host}:{port}", "NUM_PROCESSES": "4", "PROCESS_ID": rank, "SIMULATE": "2"}
+        for name, value in job.items():
+            monkeypatch.setenv(f"SPMDKIT_{name}", value)
+        assert main(["doctor", "--json", "--wait", "0.3"]) == 2
     findings = json.loads(capsys.readouterr().out)["findings"]
-    assert {finding["name"] for finding in findings if finding["level"] == "wrong"} == {"processes"}
-    assert all(finding["ranks"] == [3] for finding in findings)
+    (wrong,) = (finding for finding in findings if finding["level"] == "wrong")
+    assert wrong["name"] == "processes"
+    assert message in wrong["found"]
+    assert all(finding["ranks"] == [int(rank)] for finding in findings)
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])

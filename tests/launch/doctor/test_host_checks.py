@@ -17,7 +17,7 @@ from spmdkit.launch.doctor.host_checks import (
     open_devices,
 )
 from spmdkit.launch.doctor.job_checks import GIB
-from spmdkit.launch.startup.detection import Job
+from spmdkit.launch.startup.variables import Job
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,6 @@ def test_kills_the_process_if_it_is_killed(whole_group, tmp_path):
 
 
 def test_reports_a_lost_connection(tmp_path):
-    """The process that replaces ssh dies; the remote process ends with its agent."""
     process = start(waiting(tmp_path / "pid"))
     pid = int(wait_for_text(tmp_path / "pid"))
     (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()

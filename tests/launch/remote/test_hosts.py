@@ -8,12 +8,9 @@ FULL = """
 hosts:
   - gpu1
   - {name: me@gpu2, port: 2222, address: 10.0.0.2, processes: 4, python: ~/venv/bin/python, directory: /data}
-spares: [gpu9]
 processes: 8
 gpus_per_process: 1
 python: /shared/venv/bin/python
-forward: [HF_TOKEN]
-environment: {NCCL_SOCKET_IFNAME: eth0, NCCL_IB_DISABLE: 1}
 ssh: ["-i", "/home/me/.ssh/cluster"]
 """
 
@@ -32,13 +29,8 @@ def test_reads_all_keys(tmp_path):
     assert second == Host(
         name="me@gpu2", port=2222, address="10.0.0.2", processes=4, python="~/venv/bin/python", directory="/data"
     )
-    assert [(spare.name, spare.processes) for spare in hosts.spares] == [("gpu9", 8)]
     assert hosts.num_processes == 12
-    assert (hosts.gpus_per_process, hosts.simulate) == (1, 0)
-    assert (hosts.forward, dict(hosts.environment)) == (
-        ("HF_TOKEN",),
-        {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_IB_DISABLE": "1"},
-    )
+    assert hosts.gpus_per_process == 1
     assert hosts.python == "/shared/venv/bin/python"
     assert hosts.ssh == ("-i", "/home/me/.ssh/cluster")
 
@@ -51,12 +43,11 @@ def test_reads_names(tmp_path):
 
 WRONG = {
     "hosts: []": "line 1: hosts must contain at least one host, such as {hosts: [gpu1, gpu2]}.",
-    "simulate: 2": "hosts must contain at least one host",
+    "processes: 2": "hosts must contain at least one host",
     "hosts: gpu1": "line 1: hosts must be a list, got 'gpu1' (string).",
     "[gpu1]": "the file must be a mapping such as {hosts: [gpu1, gpu2]}, got ['gpu1'].",
     "hosts: [gpu1, 7]": "line 1: hosts.1 must be a mapping (key: value), got 7 (integer).",
     "hosts: [gpu1, gpu1]": "gpu1 is listed twice. List it once, with processes: 2 or more.",
-    "hosts: [gpu1]\nspares: [gpu1]": "gpu1 is listed twice.",
     "hosts: [-oProxyCommand=date]": "line 1: hosts.0.name='-oProxyCommand=date' is not a valid host. Use a form",
     "hosts:\n  - {name: gpu1, prot: 22}": "line 2: hosts.0.prot is not a valid key. Did you mean hosts.0.port?",
     "hosts: [gpu1]\nhost: gpu2": "line 2: host is not a valid key. Did you mean hosts?",
@@ -65,9 +56,6 @@ WRONG = {
     "hosts: [{name: gpu1, processes: 300}]": "hosts.0.processes must be at most 256, got 300",
     "hosts: [{name: gpu1, address: 'a b'}]": "line 1: hosts.0.address='a b' is not a valid host.",
     "hosts: [gpu1]\nprocesses: 0": "line 2: processes must be at least 1, got 0 (integer).",
-    "hosts: [gpu1]\nsimulate: 2\ngpus_per_process: 1": "exclude each other. Keep one of them.",
-    "hosts: [gpu1]\nforward: [HF-TOKEN]": "forward: 'HF-TOKEN' is not a valid name of a variable.",
-    "hosts: [gpu1]\nenvironment: {A: yes, B: [1]}": "line 2: environment.B must be a string, got a list.",
     "hosts: [gpu1": "invalid YAML",
     "": "the file is empty.",
 }
@@ -82,7 +70,7 @@ def test_rejects_invalid_files(text, tmp_path):
 
 
 def test_reports_all_problems_at_once(tmp_path):
-    text = "hosts: [gpu1, {name: gpu2, prot: 1}, {name: '-x'}]\nprocesses: none\nsimulat: 2\n"
+    text = "hosts: [gpu1, {name: gpu2, prot: 1}, {name: '-x'}]\nprocesses: none\nprocess: 2\n"
     with pytest.raises(ConfigError) as raised:
         read_hosts(write(tmp_path, text))
     assert str(raised.value).startswith(f"4 problems in {tmp_path}/hosts.yaml:")

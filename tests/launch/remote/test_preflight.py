@@ -1,38 +1,25 @@
 """The command line of ssh, its errors, and the selection of hosts by their answers."""
 
-import hashlib
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from spmdkit.configs.launch_config import LaunchConfig
 from spmdkit.configs.schema import Timeouts
 from spmdkit.launch.launchers import LaunchJob, LaunchRequest
 from spmdkit.launch.remote import preflight
-from spmdkit.launch.remote.agent import version_of
 from spmdkit.launch.remote.hosts import Host, Hosts
-from spmdkit.launch.remote.preflight import (
-    PACKAGES,
-    Refusal,
-    check_coordinator,
-    check_host,
-    create_marker,
-    explain_failure,
-    replace_hosts,
-    select_hosts,
-    ssh_command,
-)
+from spmdkit.launch.remote.preflight import check_host, check_hosts, explain_failure, ssh_command
 from spmdkit.launch.supervision.attempts import NotNow
 from spmdkit.mesh.errors import UserError
 
-ONE, TWO, SPARE = (Host(name=name, processes=2, python="python3", directory="/") for name in ("one", "two", "spare"))
-GONE = Refusal("does not answer (timed out)", is_temporary=True)
-MISTAKE = Refusal("it refuses the login")
+ONE, TWO = (Host(name=name, processes=2, python="python3", directory="/") for name in ("one", "two"))
+BOTH = Hosts(hosts=(ONE, TWO), source="hosts.yaml")
+GONE = NotNow("does not answer (timed out)")
+MISTAKE = UserError("it refuses the login")
 
 
-def make_job(config: str = "quickstart", simulate: int = 0) -> LaunchJob:
-    return LaunchJob(LaunchRequest(config), LaunchConfig(), Timeouts(heartbeat=30), "runs/x", simulate)
+JOB = LaunchJob(LaunchRequest("quickstart"), LaunchConfig(), Timeouts(heartbeat=30), "runs/x")
 
 
 def good(**changed) -> dict:
@@ -40,48 +27,28 @@ def good(**changed) -> dict:
     return {
         "python": list(sys.version_info[:3]),
         "spmdkit": True,
-        "versions": {name: version_of(name) for name in PACKAGES},
-        "addresses": {"one": "10.0.0.1", "two": "10.0.0.2", "spare": "10.0.0.3"},
+        "addresses": {"one": "10.0.0.1", "two": "10.0.0.2"},
         "directory": "/",
         "marker": True,
-        "writable": True,
-        "config": None,
         "gpus": 0,
         "port": 5000,
         **changed,
     }
 
 
-def told(answer: dict, gpus_per_process: int = 0, **changed) -> str:
-    hosts = Hosts(hosts=(ONE,), gpus_per_process=gpus_per_process)
-    return "\n".join(check_host(ONE, answer, hosts, make_job(**changed)))
+def told(answer: dict, gpus_per_process: int = 0) -> str:
+    return "\n".join(check_host(ONE, answer, Hosts(hosts=(ONE,), gpus_per_process=gpus_per_process), JOB))
 
 
 def test_accepts_a_complete_host():
     assert told(good()) == ""
 
 
-def test_accepts_a_clone_on_the_path(monkeypatch):
-    clone = {**good()["versions"], "spmdkit": None}
-    monkeypatch.setattr(preflight, "version_of", clone.get)
-    assert told(good(versions=clone)) == ""
-
-
-def test_reports_unmet_requirements(tmp_path):
-    config = tmp_path / "my.yaml"
-    config.write_text("train: {}")
+def test_reports_unmet_requirements():
     assert "python3 is Python 3.9.2; spmdkit needs 3.11 or newer." in told(good(python=[3, 9, 2]))
     assert "python3 lacks spmdkit. Install it there" in told(good(spmdkit=False))
-    other = good(versions={**good()["versions"], "jax": "0.1", "jaxlib": None})
-    assert f"jax is 0.1 there and {version_of('jax')} here. All hosts need the same" in told(other)
-    assert f"jaxlib is missing there and {version_of('jaxlib')} here." in told(other)
     assert "missing directory / (gone). Set directory" in told({**good(directory=None, reason="gone")})
-    assert f"the config {config} is missing there, relative to /." in told(good(), config=str(config))
-    assert f"the config {config} is a different file there" in told(good(config="0"), config=str(config))
-    same = good(config=hashlib.sha256(b"train: {}").hexdigest())
-    assert told(same, config=str(config)) == ""
-    assert "run.dir runs/x is not the directory of this machine" in told(good(marker=False))
-    assert "run.dir runs/x is not writable there." in told(good(writable=False))
+    assert "run.dir runs/x is not the directory of this machine, relative to /. All" in told(good(marker=False))
 
 
 def test_reports_too_few_gpus():
@@ -100,75 +67,37 @@ def test_reports_too_few_gpus():
         ("localhost", "127.0.0.1", ""),
     ],
 )
-def test_check_coordinator(address, ip, problem):
-    found = check_coordinator(address, good(addresses={address: ip}))
+def test_hosts_must_reach_the_first(address, ip, problem):
+    first = Host(name="one", address=address)
+    found = list(check_host(TWO, good(addresses={address: ip}), Hosts(hosts=(first, TWO)), JOB))
     assert len(found) == bool(problem)
     assert "".join(found).startswith(problem)
 
 
-def test_spare_replaces_a_host_that_does_not_answer(capsys):
-    big = Host(name="two", processes=5)
-    hosts = Hosts(hosts=(ONE, big), spares=(SPARE,))
-    found, unanswered = replace_hosts(hosts, {ONE.key: good(), big.key: GONE, SPARE.key: good()})
-    assert [(host.name, host.processes) for host in found.hosts] == [("one", 2), ("spare", 5)]
-    assert (found.spares, unanswered) == ((), [])
-    assert capsys.readouterr().err == "spmdkit launch: host two does not answer (timed out): spare replaces it\n"
+def answered(monkeypatch, one, two) -> int:
+    """The outcome of a preflight of two hosts with these answers."""
+    monkeypatch.setattr(preflight, "ask", lambda *_: [one, two])
+    return check_hosts(BOTH, JOB)
 
 
-def test_reports_hosts_without_a_replacement():
-    both, one = Hosts(hosts=(ONE, TWO), spares=(SPARE,)), Hosts(hosts=(ONE,), spares=(SPARE,))
-    found, unanswered = replace_hosts(both, {ONE.key: GONE, TWO.key: GONE, SPARE.key: good()})
-    assert [host.name for host in found.hosts] == ["spare", "two"]
-    assert unanswered == ["host two does not answer (timed out)"]
-    assert replace_hosts(one, {ONE.key: GONE, SPARE.key: GONE})[1] == ["host one does not answer (timed out)"]
-    assert replace_hosts(one, {ONE.key: MISTAKE, SPARE.key: good()})[0].hosts == (ONE,), "a mistake is told"
-
-
-@pytest.fixture
-def hosts(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return Hosts(hosts=(ONE, TWO), spares=(SPARE,), source="hosts.yaml")
-
-
-def prepared(hosts, monkeypatch, **answers):
-    """The outcome of a preflight whose hosts give these answers."""
-    by_key = {(name, 0): answer for name, answer in answers.items()}
-    monkeypatch.setattr(preflight, "ask", lambda *_: by_key)
-    return select_hosts(hosts, make_job())
-
-
-def test_reports_problems_of_all_hosts(hosts, monkeypatch):
+def test_reports_problems_of_all_hosts(monkeypatch):
     with pytest.raises(UserError) as raised:
-        prepared(hosts, monkeypatch, one=good(spmdkit=False), two=MISTAKE, spare=good(marker=False))
+        answered(monkeypatch, good(spmdkit=False), MISTAKE)
     first, *rest = str(raised.value).splitlines()
-    assert first == "3 problems with the hosts of hosts.yaml:"
-    assert [line.split(":")[0] for line in rest] == ["  one", "  two", "  spare"]
+    assert first == "2 problems with the hosts of hosts.yaml:"
+    assert [line.split(":")[0] for line in rest] == ["  one", "  two"]
 
 
-def test_problems_come_before_unavailable_hosts(hosts, monkeypatch):
+def test_problems_come_before_unavailable_hosts(monkeypatch):
     with pytest.raises(UserError, match="1 problem with the hosts"):
-        prepared(hosts, monkeypatch, one=good(), two=GONE, spare=MISTAKE)
+        answered(monkeypatch, MISTAKE, GONE)
     with pytest.raises(NotNow, match=r"^host two does not answer \(timed out\)$") as raised:
-        prepared(hosts, monkeypatch, one=good(), two=GONE, spare=GONE)
+        answered(monkeypatch, good(), GONE)
     assert raised.value.exit_code == 75
 
 
-def test_port_is_that_of_the_first_host(hosts, monkeypatch):
-    found, port = prepared(hosts, monkeypatch, one=GONE, two=good(port=1), spare=good(port=2))
-    assert [host.name for host in found.hosts] == ["spare", "two"]
-    assert (found.spares, port) == ((), 2)
-
-
-def test_marker_is_temporary(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with create_marker(Path("runs/x")) as mark:
-        assert not mark.is_absolute()
-        assert mark.is_file()
-        assert mark.parent == Path()
-    (tmp_path / "runs/x").mkdir(parents=True)
-    with create_marker(tmp_path / "runs/x") as mark:
-        assert mark.parent == tmp_path / "runs/x"
-    assert not list((tmp_path / "runs/x").iterdir())
+def test_port_is_that_of_the_first_host(monkeypatch):
+    assert answered(monkeypatch, good(port=2), good(port=1)) == 2
 
 
 def command(host: Host, *ssh: str, heartbeat: float = 30) -> list[str]:
@@ -202,28 +131,25 @@ def test_command_is_quoted_for_a_shell(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("code", "said", "error", "message"),
     [
-        "ssh: Could not resolve hostname gpu1: Name or service not known",
-        "No ED25519 host key is known for x.\nHost key verification failed.",
-        "me@gpu1: Permission denied (publickey).",
-        "command-line: line 0: Bad configuration option: nosuch",
+        (
+            255,
+            "ssh: Could not resolve hostname gpu1: Name or service not known",
+            UserError,
+            "ssh cannot log in (ssh: Cou",
+        ),
+        (255, "No key is known.\nHost key verification failed.", UserError, "ssh cannot log in (Host key verification"),
+        (255, "me@gpu1: Permission denied (publickey).", UserError, "ssh cannot log in (me@gpu1: Permission denied"),
+        (255, "line 0: Bad configuration option: nosuch", UserError, "ssh cannot log in (line 0: Bad configuration"),
+        (255, "ssh: connect to host gpu1 port 22: Connection refused", NotNow, "does not answer (ssh: connect to host"),
+        (255, "No route to host", NotNow, "does not answer (No route to host)"),
+        (255, "", NotNow, "does not answer (no message)"),
+        (127, "bash: exec: python3: not found", UserError, "python3 cannot run there (exit code 127: bash: exec: pyt"),
     ],
 )
-def test_names_mistakes_that_no_other_attempt_would_fix(said):
-    found = explain_failure(255, said, ONE)
-    assert found.message.startswith(f"ssh cannot log in ({said.splitlines()[-1]}). Correct it until `ssh one` logs in")
-    assert not found.is_temporary
-
-
-@pytest.mark.parametrize("said", ["ssh: connect to host gpu1 port 22: Connection refused", "No route to host", ""])
-def test_a_host_that_does_not_answer_may_do_so_later(said):
-    found = explain_failure(255, said, ONE)
-    assert found.is_temporary
-    assert found.message == f"does not answer ({said or 'no message'})"
-
-
-def test_explains_a_missing_python():
-    found = explain_failure(127, "bash: line 1: exec: python3: not found", ONE)
-    assert found.message.startswith("python3 cannot run there (exit code 127: bash: line 1: exec: python3: not found).")
-    assert not found.is_temporary
+def test_only_a_host_that_does_not_answer_may_do_so_later(code, said, error, message):
+    found = explain_failure(code, said, ONE)
+    assert isinstance(found, error)
+    assert str(found).startswith(message)
+    assert ("Correct it until `ssh one` logs in without a question." in str(found)) == ("log in" in message)

@@ -14,11 +14,12 @@ from spmdkit.launch.startup.initialize import initialize
 from spmdkit.launch.startup.rendezvous import Rendezvous
 from spmdkit.launch.supervision.workers import free_port
 from spmdkit.mesh import UserError
+from support.launch_cases import OURS, variables
 
 
 def rendezvous_of(count: int, *, hosts: list[str] | None = None, ips: list[str] | None = None, bind=None) -> Rendezvous:
     ips = ips or ["127.0.0.1"] * count
-    return Rendezvous(hosts or ["here"] * count, [{"own_ip": ip} for ip in ips], [0.0] * count, bind)
+    return Rendezvous(hosts or ["here"] * count, [{"own_ip": ip} for ip in ips], bind)
 
 
 @pytest.fixture
@@ -50,8 +51,10 @@ def basics(call: dict) -> tuple:
 def test_passes_arguments_on(calls, arguments, passed, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://proxy:1")
     monkeypatch.setenv("no_proxy", "x")
-    initialize(*arguments)
+    initialize(*arguments, initialization_timeout=7, heartbeat_timeout_seconds=8, shutdown_timeout_seconds=9)
     assert basics(calls[0]) == passed
+    timeouts = ("initialization_timeout", "heartbeat_timeout_seconds", "shutdown_timeout_seconds")
+    assert [calls[0][name] for name in timeouts] == [7, 8, 9]
     assert calls[0]["cluster_detection_method"] == "deactivate"
     assert os.environ["no_proxy"] == "x,10.0.0.1", "gRPC would use the proxy and hang"
 
@@ -71,22 +74,19 @@ def test_rejects_a_call_without_a_job(calls, monkeypatch):
         initialize()
 
 
-def test_does_nothing_in_a_run_of_one(calls):
+def test_does_nothing_in_a_run_of_one_and_when_called_again(calls, monkeypatch):
     initialize("a:1", 1, 0)
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    initialize("127.0.0.1:1", 2, 0)
     assert calls == []
 
 
 def test_arguments_take_precedence(calls, monkeypatch):
-    monkeypatch.setenv("SPMDKIT_PROCESS_ID", "2")
-    initialize("10.0.0.1:1234", 4)
-    initialize("10.0.0.1:1234", 4, 0)
-    assert [call["process_id"] for call in calls] == [2, 0]
-
-
-def test_passes_timeouts_on(calls):
-    initialize("a:1", 2, 0, initialization_timeout=7, heartbeat_timeout_seconds=8, shutdown_timeout_seconds=9)
-    timeouts = ("initialization_timeout", "heartbeat_timeout_seconds", "shutdown_timeout_seconds")
-    assert [calls[0][name] for name in timeouts] == [7, 8, 9]
+    for name, value in variables(OURS.replace("ID=3", "ID=2")).items():
+        monkeypatch.setenv(name, value)
+    initialize("10.0.0.1:1234", 5)
+    initialize("10.0.0.1:1234", 5, 0)
+    assert [basics(call) for call in calls] == [("10.0.0.1:1234", 5, 2), ("10.0.0.1:1234", 5, 0)]
 
 
 def test_the_coordinator_binds_to_the_rendezvous_address(calls, monkeypatch):
@@ -128,9 +128,9 @@ def test_checks_the_host_names_of_cpu_collectives(hosts, ips, says):
         (("10.0.0.1:1234,10.0.0.2:2345", 3, 0), "has 2 jobs, but num_processes is 3. Give one address per process"),
         (("a:1", 2, 2), r"process_id=2 must be in 0 \.\. num_processes - 1 = 1"),
         (("a:1", 0, 0), "num_processes=0 must be at least 1"),
-        (("a:1", None, None), "the number of processes and the rank of this one are missing"),
-        (("a", 2, 0), "job_addresses='a' must be host:port.*the port is missing"),
-        ((None, 2, 0), "the address of process 0 is missing"),
+        (("a:1", None, None), "With job_addresses=a:1, this process is one of several. Missing: the number"),
+        (("a", 2, 0), "job_addresses='a' must be host:port"),
+        ((None, 2, 0), "With num_processes=2, process_id=0, .* Missing: host:port of process 0"),
     ],
 )
 def test_rejects_arguments(calls, arguments, message):
@@ -143,12 +143,6 @@ def test_rejects_a_call_after_jax_opened_devices():
     with pytest.raises(RuntimeError, match=r"too late: JAX has already opened its devices.*would train alone") as info:
         initialize("127.0.0.1:1", 2, 0)
     assert isinstance(info.value, UserError)  # on the command line a mistake (2), not an error of ours
-
-
-def test_a_second_call_does_nothing(calls, monkeypatch):
-    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    initialize("127.0.0.1:1", 2, 0)
-    assert calls == []
 
 
 WORKER = """
@@ -177,7 +171,6 @@ print({words[1].partition(":")[0] for words in sockets if words[3] == "0A" and w
 @pytest.mark.multiprocess
 @pytest.mark.parametrize("host", ["127.0.0.1", socket.gethostname()], ids=["loopback", "the host's own name"])
 def test_two_processes_make_one_mesh(host):
-    """JAX's coordinator listens on one interface, even if the host resolves its own name to a loopback address."""
     address = f"{host}:{free_port()}"
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_"))}
     common = {**clean, "SPMDKIT_JOB_ADDRESSES": address, "SPMDKIT_NUM_PROCESSES": "2"}

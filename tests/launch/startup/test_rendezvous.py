@@ -9,14 +9,8 @@ from contextlib import suppress
 import pytest
 from spmdkit.launch.startup import rendezvous
 from spmdkit.launch.startup.addresses import Address, PortTaken, wait_until_listening
-from spmdkit.launch.startup.detection import Job
-from spmdkit.launch.startup.rendezvous import (
-    Hello,
-    announce_failure,
-    decode,
-    encode,
-    join_rendezvous,
-)
+from spmdkit.launch.startup.rendezvous import Hello, announce_failure, decode, encode, join_rendezvous
+from spmdkit.launch.startup.variables import Job
 from spmdkit.launch.supervision.workers import free_port
 from spmdkit.mesh.errors import UserError
 from spmdkit.mesh.processes import ProcessesMissing
@@ -59,7 +53,6 @@ def test_releases_all_in_any_order_of_arrival(ranks):
     met = [ranks.start(0, note={"of": 0}).result(30), *(other.result(30) for other in others)]
     assert [each.hosts for each in met] == [[socket.gethostname()] * 3] * 3
     assert [[note["of"] for note in each.notes] for each in met] == [[0, 1, 2]] * 3
-    assert all(abs(skew) < 5 for each in met for skew in each.skews)
     assert [each.bind for each in met] == [ranks.job.address, None, None]
     with socket.socket() as jax:  # rank 0 has made place
         jax.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -87,30 +80,23 @@ def test_reports_missing_ranks_while_waiting(ranks):
     assert [each.notes for each in others] == [[], []], "they are not shared"
 
 
-@pytest.mark.slow
-def test_names_missing_ranks_at_the_timeout(ranks):
-    hosts = ("here", "n1", "n2")
-    waiting = [ranks.start(rank, seconds=1, hosts=hosts) for rank in (0, 1)]
-    for each in waiting:
-        with pytest.raises(
-            ProcessesMissing, match=r"Rank 2 on n2 did not come within 1 s \(timeouts.rendezvous\); 2 of 3"
-        ):
-            each.result(30)
-    assert ProcessesMissing.exit_code == 75
-
-
-@pytest.mark.slow
-def test_names_silent_nodes(ranks):
-    nodes = (socket.gethostname(), "n2", "n3")
-    with pytest.raises(ProcessesMissing, match=r"Ranks 1 and 2 \(nothing came from n2, n3\) did not come"):
-        ranks.start(0, seconds=1, nodes=nodes).result(30)
-
-
-def test_reports_a_missing_rank_0(ranks):
-    waiting = ranks.start(1, seconds=0.5)
-    with pytest.raises(ProcessesMissing, match=r"Rank 0 was not reachable at .* within 0 s .*: connection refused"):
-        waiting.result(30)
-    assert any("waiting for rank 0 at" in said for said in ranks.said)
+@pytest.mark.parametrize(
+    ("rank", "job", "says"),
+    [
+        (
+            0,
+            {"hosts": ("a", "b", "c")},
+            r"Ranks 1 and 2 on b, c did not come within 0 s \(timeouts.rendezvous\); 1 of",
+        ),
+        (0, {"nodes": (socket.gethostname(), "b", "c")}, r"Ranks 1 and 2 \(nothing came from b, c\) did not come"),
+        (1, {}, r"Rank 0 was not reachable at .* within 0 s .*: connection refused"),
+    ],
+)
+def test_names_missing_ranks_at_the_timeout(ranks, rank, job, says):
+    with pytest.raises(ProcessesMissing, match=says) as info:
+        ranks.start(rank, seconds=0.4, **job).result(30)
+    assert info.value.exit_code == 75
+    assert any(f"waiting for rank{'s 1 and 2' if rank == 0 else ' 0'}" in said for said in ranks.said)
 
 
 def test_waits_again_for_a_process_that_left(ranks):
@@ -158,7 +144,6 @@ def test_refuses_foreign_processes_only(ranks, changes, says):
 @pytest.mark.slow_cases("numbers0", "numbers1")
 @pytest.mark.parametrize("numbers", [(3, 4, 3), (2, 3, 3)])
 def test_another_number_of_processes_refuses_all(ranks, numbers):
-    """The one that differs comes last, or first; all of them know before anything times out."""
     before = time.monotonic()
     waiting = [ranks.start(rank, num_processes=number) for rank, number in enumerate(numbers)]
     for each in waiting[: min(numbers)]:

@@ -9,36 +9,10 @@ from spmdkit.launch.startup.variables import (
     expand_counts,
     expand_hosts,
     job_port,
-    read_integer,
-    read_integers,
     without_job_variables,
 )
 from spmdkit.mesh.errors import UserError
 from support.launch_cases import JAX, KERAS, OURS, SLURM, variables
-
-LONG = "9" * 500
-
-
-@pytest.mark.parametrize(("text", "found"), [("3", 3), (" 12 ", 12), ("0", 0), ("", None), (None, None)])
-def test_reads_integers(text, found):
-    assert read_integer({} if text is None else {"RANK": text}, "RANK", 0) == found
-
-
-@pytest.mark.parametrize("text", ["four", "-1", "1.0", LONG, "1,2"])
-def test_rejects_invalid_integers(text):
-    with pytest.raises(UserError, match=r"variable RANK must be an integer of at least 0, got '.{,60}'\."):
-        read_integer({"RANK": text}, "RANK", 0)
-
-
-@pytest.mark.parametrize(("text", "found"), [("0", (0,)), ("3, 0", (3, 0)), ("", None)])
-def test_reads_lists_of_integers(text, found):
-    assert read_integers({"DEVICES": text}, "DEVICES") == found
-
-
-@pytest.mark.parametrize("text", ["0,", "a,b", "0-3"])
-def test_rejects_invalid_lists(text):
-    with pytest.raises(UserError, match=r"DEVICES must be comma-separated integers such as 0,1, got '.{,60}'"):
-        read_integers({"DEVICES": text}, "DEVICES")
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,7 @@ import time
 
 import pytest
 from spmdkit.launch.startup.detection import find_job
-from spmdkit.launch.startup.worker import (
-    Timeouts,
-    count_processes,
-    count_simulated,
-    job_environment,
-    joins_processes,
-)
+from spmdkit.launch.startup.worker import Timeouts, count_processes, count_simulated, job_environment, joins_processes
 from spmdkit.launch.supervision.workers import Start, free_port, run_processes
 
 JOB = {"address": "127.0.0.1:1", "num_processes": 2, "process_id": 1, "simulate": 4}
@@ -39,23 +33,15 @@ def run(body: str, tmp_path):
 
 def test_round_trips_the_job_through_the_environment(monkeypatch):
     assert (count_processes(), count_simulated()) == (1, None)
-    for name, value in job_environment(**JOB).items():
-        monkeypatch.setenv(name, value)
-    assert (count_processes(), count_simulated()) == (2, 4)
-
-
-def test_rejects_an_invalid_number_of_devices(monkeypatch):
-    monkeypatch.setenv("SPMDKIT_SIMULATE", "four")
-    with pytest.raises(ValueError, match="SPMDKIT_SIMULATE must be an integer of at least 1, got 'four'"):
-        count_simulated()
-
-
-def test_passes_identity_and_local_rank(monkeypatch):
     for name, value in job_environment(**JOB, identity="try 2", local_rank=1, local_processes=2).items():
         monkeypatch.setenv(name, value)
+    assert (count_processes(), count_simulated()) == (2, 4)
     found = find_job()
     assert found is not None
     assert (found.identity, found.local_rank, found.local_processes) == ("try 2", 1, 2)
+    monkeypatch.setenv("SPMDKIT_SIMULATE", "0")
+    with pytest.raises(ValueError, match="SPMDKIT_SIMULATE must be an integer of at least 1, got '0'"):
+        count_simulated()
 
 
 def test_passes_errors_in_a_run_of_one():

@@ -121,7 +121,6 @@ UNDECIDED = [
     ],
 )
 def test_cause_of_a_common_end(tails, rank, how, candidates):
-    """Not the one that exits first is named, but the one that is the reason."""
     cause = blame([Exit(0, 75), Exit(1, 75)], tails)
     assert (cause.rank, cause.how, cause.exit_code, cause.candidates) == (rank, how, 75, candidates)
     killed = blame([Exit(0, -9), Exit(1, 75)], tails)

@@ -1,12 +1,15 @@
 """The supervision of real processes: small Python programs that end in every way a worker can."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from spmdkit.launch.supervision.blame import Cause, Outcome
@@ -14,16 +17,11 @@ from spmdkit.launch.supervision.workers import (
     BOUND_VARIABLE,
     GUARD,
     Start,
-    Worker,
     bind_to_parent,
-    end_guard,
-    finish_reading,
     free_port,
     halted_ranks,
     run_processes,
     send,
-    start_guard,
-    start_worker,
 )
 from support.processes import assert_gone, process_state, wait_for
 
@@ -47,6 +45,10 @@ def test_finished_run_has_no_cause(tmp_path, capsys):
     assert (outcome.exit_code, outcome.cause, codes(outcome)) == (0, None, {0: 0, 1: 0})
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("[0] a\n", "[1] b\n")
+    assert outcome.tails == (["a"], ["b"])
+    first, line = (tmp_path / "logs" / "rank-1.log").read_text().splitlines()
+    assert re.search(rf"--- .* process \d+: {sys.executable} -u -c", first)
+    assert line == "b"
 
 
 @pytest.mark.parametrize("code", [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(75, marks=pytest.mark.slow)])
@@ -74,7 +76,6 @@ time.sleep(60)
 
 @pytest.mark.slow
 def test_stopped_processes_are_muted(tmp_path, capsys):
-    """It would bury what the one said that failed; their logs have it."""
     outcome = run([STORY, "import sys, time; time.sleep(2); print('mine'); sys.exit(2)"], tmp_path)
     assert codes(outcome) == {0: 143, 1: 2}
     assert sorted(capsys.readouterr().out.splitlines()) == ["[0] ready", "[1] mine"]
@@ -190,47 +191,15 @@ def test_no_orphans_when_the_launcher_is_killed(launched):
     assert_gone(*workers)
 
 
-@pytest.fixture
-def begin(tmp_path):
-    """Starts a program as the next rank, under one guard; all are killed in the end."""
-    guard = start_guard()
-    workers: list[Worker] = []
-
-    def one(program: str, **options) -> Worker:
-        start = Start([sys.executable, "-u", "-c", program], dict(os.environ), **options)
-        workers.append(start_worker(len(workers), start, tmp_path, guard))
-        return workers[-1]
-
-    yield one
-    send(workers, signal.SIGKILL)
-    end_guard(guard)
-    finish_reading(workers)
-
-
-def test_finds_halted_ranks(begin):
-    workers = [begin("import time; time.sleep(60)") for _ in range(2)]
+def test_sends_signals_and_finds_halted_ranks():
+    processes = [subprocess.Popen([sys.executable, "-c", SLEEP], process_group=0) for _ in range(2)]
+    workers: Any = [SimpleNamespace(rank=r, process=p, signals={signal.SIGUSR1: 9}) for r, p in enumerate(processes)]
     assert halted_ranks(workers) == []
     send(workers[1:], signal.SIGSTOP)
     wait_for(lambda: halted_ranks(workers) == [1])
-    send(workers, signal.SIGKILL)
-    assert [worker.process.wait(timeout=10) for worker in workers] == [-signal.SIGKILL] * 2
+    send(workers, signal.SIGUSR1)
+    assert [process.wait(timeout=10) for process in processes] == [-signal.SIGKILL] * 2, "the signal is replaced"
     send(workers, signal.SIGKILL)  # to nobody
-
-
-def test_replaces_signals(begin):
-    worker = begin("import time; time.sleep(60)", signals={signal.SIGUSR1: signal.SIGTERM})
-    send([worker], signal.SIGUSR1)
-    assert worker.process.wait(timeout=10) == -signal.SIGTERM
-
-
-def test_keeps_output_in_log_and_tails(begin, tmp_path):
-    worker, log = begin("import sys; print('out'); print('err', file=sys.stderr)"), tmp_path / "rank-0.log"
-    assert worker.process.wait(timeout=10) == 0
-    wait_for(lambda: worker.out and worker.err and len(log.read_text().splitlines()) == 3)
-    assert (list(worker.out), list(worker.err)) == (["out"], ["err"])
-    first, *lines = log.read_text().splitlines()
-    assert f"process {worker.process.pid}: {sys.executable} -u -c" in first
-    assert sorted(lines) == ["err", "out"]
 
 
 pytestmark = pytest.mark.multiprocess
@@ -250,16 +219,10 @@ def test_guard_kills_every_group_when_its_pipe_closes():
 CHILD = """
 import os, time
 from spmdkit.launch.supervision.workers import bind_to_parent
-print(os.getpid(), bind_to_parent(), flush=True)
+print(os.getpid(), bind_to_parent(), "SPMDKIT_BOUND" in os.environ, flush=True)
 time.sleep(60)
 """
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
-
-
-def test_bind_to_parent_needs_the_variable(monkeypatch):
-    monkeypatch.setenv(BOUND_VARIABLE, "0")
-    assert not bind_to_parent()
-    assert BOUND_VARIABLE not in os.environ, "it would apply to children"
 
 
 @pytest.mark.slow
@@ -269,8 +232,8 @@ def test_bound_process_dies_with_its_parent(bound):
     environment = {**os.environ, BOUND_VARIABLE: "1" if bound else "0"}
     parent = subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True, env=environment)
     assert parent.stdout is not None
-    pid, said = parent.stdout.readline().split()
-    assert said == str(bound)
+    pid, *said = parent.stdout.readline().split()
+    assert said == [str(bound), "False"], "the variable would apply to children"
     parent.kill()
     parent.wait()
     if bound:

@@ -22,7 +22,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from ..configs.schema import Config
 from ..layouts.paths import flatten_mapping
 from ..mesh.compat import coordination_client, jax_settings
 from ..mesh.errors import UserError
-from ..mesh.processes import PREFIX, broadcast_text, differences, exchange, is_main_process, print_progress, ranks
+from ..mesh.processes import PREFIX, broadcast_text, differences, exchange, is_main_process, ranks
 from .build_run import Built
 from .ownership import read_owner, this_place
 from .provenance import Provenance, package_versions
@@ -173,7 +173,12 @@ def check_shared(folder: Path, seconds: float) -> None:
     token, place = (owner.token, owner.place) if owner else ("", "")
     token, place = json.loads(broadcast_text("run.dir is owned", json.dumps([token, place]), seconds=seconds))
     patience = 0.0 if place == this_place() else min(seconds, SEE_SECONDS)  # on one host, files are visible at once
-    seen = _sees(folder, token, patience)
+
+    def is_owned() -> bool:
+        owner = read_owner(folder)
+        return owner is not None and owner.token == token
+
+    seen = wait_until_visible(is_owned, folder, patience)
     answers = exchange("run.dir is seen", "yes" if seen else "no", seconds=seconds + SEE_SECONDS)
     blind = [rank for rank, answer in enumerate(answers) if answer != "yes"]
     if blind:
@@ -236,8 +241,7 @@ def agree(name: str, found: Mapping[str, str], seconds: float, fix: str = SAME_E
         Disagreement: They differ; names the differences and the ranks.
         ProcessesMissing: Some did not answer in time.
     """
-    say = print_progress if is_main_process() else (lambda line: None)
-    texts = exchange(name, json.dumps(found), seconds=seconds, say=say)
+    texts = exchange(name, json.dumps(found), seconds=seconds)
     if len(set(texts)) == 1:
         return
     answers = [json.loads(text) for text in texts]
@@ -261,14 +265,22 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 4]} ..."
 
 
-def _sees(folder: Path, token: str, seconds: float) -> bool:
-    """Returns True if the owner's mark is in a directory, or appears in time."""
+def wait_until_visible(is_visible: Callable[[], bool], folder: Path, seconds: float) -> bool:
+    """Waits until this process sees what another host has written to a directory.
+
+    Args:
+        is_visible: Returns True if this process sees it.
+        folder: The directory, which may be missing.
+        seconds: The time limit.
+
+    Returns:
+        False if it is not visible in time.
+    """
     deadline = time.monotonic() + seconds
     while True:
-        if os.path.isdir(folder):
+        with suppress(OSError):
             os.listdir(folder)  # refreshes the cache of a network file system
-        owner = read_owner(folder)
-        if owner is not None and owner.token == token:
+        if is_visible():
             return True
         if time.monotonic() > deadline:
             return False

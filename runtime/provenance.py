@@ -20,6 +20,7 @@ import jax
 
 from ..configs.config_text import as_plain
 from ..data.source import Splits
+from ..mesh.device_mesh import DeviceMesh
 from ..mesh.errors import UserError
 from ..models.lora import lora_config
 from .build_run import Built, data_facts
@@ -213,7 +214,7 @@ def describe_run(built: Built) -> dict[str, Any]:
         "versions": package_versions(),
         "model": built.model.name,
         "parameters": built.layouts.num_parameters,
-        "mesh": {name: mesh.axis_size(name) for name in mesh.axis_names if mesh.axis_size(name) > 1},
+        "mesh": _sizes(mesh),
         "devices": mesh.size,
         "processes": jax.process_count(),
         "strategy": plain["strategy"],
@@ -223,6 +224,15 @@ def describe_run(built: Built) -> dict[str, Any]:
         "lora_scale": None if adapters is None else adapters.scale,
         "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def mesh_text(mesh: DeviceMesh) -> str:
+    """Returns the axes of a mesh with their sizes, if over 1: "mesh data 2 x fsdp 4"."""
+    return f"mesh {' x '.join(f'{name} {size}' for name, size in _sizes(mesh).items()) or '1 device'}"
+
+
+def _sizes(mesh: DeviceMesh) -> dict[str, int]:
+    return {name: mesh.axis_size(name) for name in mesh.axis_names if mesh.axis_size(name) > 1}
 
 
 def package_versions() -> dict[str, str]:

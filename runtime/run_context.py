@@ -14,6 +14,7 @@ from jax import Array
 
 from ..checkpoints.manager import Checkpoints
 from ..configs.config_text import as_plain
+from ..configs.schema import Config
 from ..data.ordering.buckets import BucketedSource
 from ..data.ordering.order import batch_number
 from ..data.source import Source, Splits
@@ -37,7 +38,7 @@ from .ownership import Ownership
 from .rollbacks import Rollbacks, data_position
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class RunContext:
     """The parts of a run that stay the same from its first step to its last, across rollbacks.
 
@@ -61,10 +62,15 @@ class RunContext:
     guards: Guards
     rollbacks: Rollbacks
 
+    @property
+    def config(self) -> Config:
+        """The configuration."""
+        return self.built.config
+
     @cached_property
     def evaluated_params(self) -> Callable[[TrainState], Params]:
         """Returns what evaluations read of a state: the parameters, or their averages (`optimizer.ema.evaluate`)."""
-        averages = self.built.config.optimizer.ema.evaluate
+        averages = self.config.optimizer.ema.evaluate
         return average_reader(self.built.layouts) if averages else attrgetter("params")
 
 
@@ -81,7 +87,7 @@ class StepHooks:
         Raises:
             UserError: A callback cannot work.
         """
-        self._context, self._built, self._config = context, context.built, context.built.config
+        self._context, self._built, self._config = context, context.built, context.config
         callbacks = configured_callbacks(self._config)
         self.seen = run_for_callbacks(
             self._built,

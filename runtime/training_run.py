@@ -6,6 +6,7 @@ first batch are read, and all processes agree.
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from itertools import chain, islice
 
 import numpy as np
@@ -30,52 +31,44 @@ from .explain import explain_built
 from .finish import Reporter, finish, is_finished
 from .goodput import NAME as GOODPUT
 from .goodput import read_goodput
+from .ownership import DirectoryInUse
 from .process_check import agree_on_start, check_same_step
 from .provenance import Provenance
 from .rollbacks import batches_after, check_first_batch, check_position
 from .run_context import RunContext, StepHooks
+from .run_directory import claim_directory, write_config
 from .warm_start import WarmStart
 
 
-class TrainingRun:
-    """A run in progress, from its first step to its last."""
+@dataclass(kw_only=True)
+class TrainingRun(RunContext):
+    """A run in progress, from its first step to its last.
 
-    def __init__(
-        self,
-        context: RunContext,
-        provenance: Provenance,
-        start: int,
-        warm_start: WarmStart | None,
-        compilation: Compilation,
-        reporter: Reporter | None,
-    ) -> None:
-        """Stores what was built and checked.
+    Attributes:
+        provenance: Its data and code, for all processes to agree on.
+        start: Steps done in the state that it starts from.
+        latest: The step of the latest checkpoint when the run was built; 0 = none.
+        fresh: Whether what is in the directory is moved aside.
+        warm_start: The source of its first parameters; None if they are initialized.
+        compilation: Counts the compiled programs.
+        reporter: Writes its report; None writes none.
+    """
 
-        Args:
-            context: The run, its directory and its guards.
-            provenance: Its data and code, for all processes to agree on.
-            start: Steps done.
-            warm_start: The source of its first parameters; None if they are initialized.
-            compilation: Counts the compiled programs.
-            reporter: Writes its report; None writes none.
-        """
-        self.context = context
-        self.built, self.config = context.built, context.built.config
-        self.folder, self.checkpoints, self.display = context.folder, context.checkpoints, context.display
-        self.gate, self.guards, self.rollbacks = context.gate, context.guards, context.rollbacks
-        self.provenance, self.warm_start = provenance, warm_start
-        self.compilation, self.reporter = compilation, reporter
-        self.start = start
+    provenance: Provenance
+    latest: int
+    fresh: bool
+    warm_start: WarmStart | None
+    compilation: Compilation
+    reporter: Reporter | None
+
+    def __post_init__(self) -> None:
+        """Creates the work around the steps."""
+        self.start = self.latest
         self.stopped_after: int | None = None
-        self.hooks = StepHooks(context, start)
+        self.hooks = StepHooks(self, self.start)
 
-    def run(self, claim_directory: Callable[[Iterable[int]], list[str]]) -> None:
-        """Restores or initializes, trains the remaining steps, and finishes; a finished run is left unchanged.
-
-        Args:
-            claim_directory: Writes to the run directory that it belongs to this run, and moves the corrupt checkpoints
-                of these steps aside; called after the last check. Returns lines to print.
-        """
+    def run(self) -> None:
+        """Restores or initializes, trains the remaining steps, and finishes; a finished run is left unchanged."""
         if is_finished(self.built, self.folder, self.checkpoints, self.start, self.reporter, self.display.message):
             return
         self.guards.times.switch("compile")
@@ -95,8 +88,7 @@ class TrainingRun:
             first = list(islice(batches, 1))
             for batch in first:
                 check_first_batch(batch, self.start, self.rollbacks.left_out)
-            for line in claim_directory(corrupt):
-                self.display.message(line)
+            self.claim_directory(corrupt)
             self.compilation.write(self.folder, self.built.xla)
             if self.reporter is not None and is_main_process():
                 self.reporter.start(self.built, explanation, self.folder)
@@ -110,6 +102,25 @@ class TrainingRun:
         self.compilation.write(self.folder, self.built.xla)
         if self.is_complete:
             finish(self.built, explanation, state, self.folder, self.display, self.reporter)
+
+    def claim_directory(self, corrupt: Iterable[int]) -> None:
+        """Takes the directory after the last check, moves the corrupt checkpoints of these steps aside, and writes.
+
+        Raises:
+            DirectoryInUse: It belongs to another job, or another one has trained in it meanwhile.
+        """
+        claim_directory(self.folder, self.ownership, self.config.timeouts.rendezvous)
+        if is_main_process():
+            found = 0 if self.fresh else self.checkpoints.latest() or 0
+            if found != self.latest:
+                raise DirectoryInUse(
+                    f"run.dir {self.folder} held step {self.latest} when this command began, and holds step {found} "
+                    "now: another job has trained there meanwhile. Start the command again to go on from there."
+                )
+            for path in self.checkpoints.keep_aside(corrupt):
+                self.display.message(f"Kept as {path}.")
+        for line in write_config(self.config, self.folder, self.provenance, fresh=self.fresh):
+            self.display.message(line)
 
     def batches(self) -> closing[Generator[Batch, None, None]]:
         """Returns the batches of the remaining steps."""
@@ -148,10 +159,10 @@ class TrainingRun:
         number, seconds = len(self.rollbacks) + 1, self.config.timeouts.rendezvous
         check_same_step(self.folder, self.start, seconds, f"the step to go back to, {number}")
         self.rollbacks.add(step, found, self.start)
-        self.hooks = StepHooks(self.context, self.start)
+        self.hooks = StepHooks(self, self.start)
         state, corrupt, _ = self.first_state()
         self.gate.go_back(self.start, f"going back, {number}", seconds)
-        self.context.ownership.check()
+        self.ownership.check()
         self.display.message(self.rollbacks.write(self.start))
         if is_main_process():
             self.checkpoints.keep_aside(corrupt)

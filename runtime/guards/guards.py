@@ -45,12 +45,11 @@ class Guards:
         self._began = time.time() - age
         self.times = Times("start", time.monotonic() - age)
         finds_stragglers = guards.stragglers > 0 and jax.process_count() > 1
-        deadlines = (timeouts.step, timeouts.first_step, timeouts.evaluation, timeouts.save)
-        self._watches = finds_stragglers or any(deadlines)
+        limits = (timeouts.step, timeouts.first_step, timeouts.evaluation, timeouts.save)
+        self._watches = finds_stragglers or any(limits)
         self._work = OwnWork(guards.straggler_steps) if finds_stragglers else None
         self.watchdog = Watchdog(
-            timeouts.step,
-            {"first_step": timeouts.first_step, "evaluation": timeouts.evaluation, "save": timeouts.save},
+            timeouts,
             times=self.times,
             work=self._work or (lambda: None),
             stragglers=Stragglers(guards.stragglers, say) if finds_stragglers else None,

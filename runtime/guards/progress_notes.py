@@ -1,8 +1,9 @@
-"""The notes in which processes publish their progress, and the verdict about which process blocks a run."""
+"""Notes in which processes publish their progress, time limits, and the verdict about which process blocks a run."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from ...configs.schema import Timeouts
 from ...mesh.processes import ranks
 
 DEVICE_WAITS = tuple(
@@ -50,6 +51,31 @@ class Note(NamedTuple):
     def place(self) -> tuple[int, int, int]:
         """The position: waiting for data is before the step, and work between two steps is after it."""
         return self.step, ("data", "step").index(self.phase) if self.phase in ("data", "step") else 2, self.done
+
+
+class Deadlines:
+    """The time limits of the phases."""
+
+    def __init__(self, timeouts: Timeouts) -> None:
+        self.first = 1
+        self._timeouts = timeouts
+
+    def of(self, note: Note) -> tuple[float, str]:
+        """Returns the time limit of a note's phase, 0 = none, and the key of the config that sets it."""
+        first = note.step == self.first and note.phase in ("data", "step")
+        name = "first_step" if first else note.phase
+        own = getattr(self._timeouts, name, 0)
+        return (own, f"timeouts.{name}") if own else (self._timeouts.step, "timeouts.step")
+
+    def passed(self, note: Note) -> bool:
+        """Returns True if the limit is exceeded."""
+        seconds, _ = self.of(note)
+        return 0 < seconds < note.seconds
+
+    def may_go_on(self, note: Note, waiting: Note) -> bool:
+        """Returns True if a process is within its own limit, which is longer than that of the waiting process."""
+        seconds, shorter = self.of(note)[0], self.of(waiting)[0]
+        return (seconds == 0 or seconds > shorter) and not self.passed(note)
 
 
 def verdict(notes: Sequence[Note | None], silent: Sequence[int], seconds: float, key: str = "timeouts.step") -> str:

@@ -29,7 +29,7 @@ def test_prints_run_data_and_loss(untrained, capsys):
     assert split == "evaluation split: all 420 rows, 27 batches of 16"
     assert loss.split()[0] == "loss"
     assert 2 < float(loss.split()[1]) < 4
-    assert log == "The log of the run is of 32 rows (eval.batches=2): use --batches 2 for the same."
+    assert log == "The log of the run is of 32 rows (eval.batches=2); --batches selects how many."
 
 
 @pytest.mark.parametrize(

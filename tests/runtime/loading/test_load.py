@@ -1,6 +1,7 @@
 """`load_run`: any run, on any mesh; what cannot be loaded is told."""
 
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -182,7 +183,7 @@ def test_simulated_devices_as_the_run_had(monkeypatch, folder):
     monkeypatch.setattr(load_module, "prepare_devices", lambda run, precision, simulate: simulated.append(run.simulate))
     spmdkit.load_run(folder)
     spmdkit.load_run(folder, changes=["run.simulate=0"], mesh={})
-    with pytest.raises(UserError, match=r"The mesh fsdp 16 needs 16 devices, and there are 8"):
+    with pytest.raises(UserError, match=r"The mesh fsdp 16 does not fit 8 devices of 1 process"):
         spmdkit.load_run(folder, mesh={"fsdp": 16})
     assert simulated == [8, 0, 16]
 
@@ -219,5 +220,5 @@ def test_what_is_not_seen_here_is_told(second_of_two, folder, tmp_path, monkeypa
 def test_waits_for_a_checkpoint_that_appears_late(second_of_two, folder, tmp_path, monkeypatch):
     second_of_two.append("12")
     copied = shutil.copytree(folder, tmp_path / "run") / "checkpoints" / "12"
-    monkeypatch.setattr(load_module.time, "sleep", lambda seconds: copied.mkdir())
+    monkeypatch.setattr(time, "sleep", lambda seconds: copied.mkdir())
     assert load_module.agree_on_checkpoint(find_run(tmp_path / "run"), 1) == copied

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -139,13 +140,7 @@ def check_memory(built: Built) -> None:
 def _available_memory(devices: list) -> tuple[int | None, str]:
     """Returns the available bytes, or None if unknown, and their holder."""
     if devices[0].platform != "cpu":
-        statistics = devices[0].memory_stats() or {}
-        return statistics.get("bytes_limit"), "device"
-    limits = []
-    with suppress(OSError, ValueError, AttributeError):
-        limits.append((os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine has"))
-    with suppress(ImportError, OSError, ValueError):
-        import resource
-
-        limits.append((resource.getrlimit(resource.RLIMIT_AS)[0], "ulimit -v allows"))
-    return min([each for each in limits if each[0] > 0], default=(None, ""))
+        return (devices[0].memory_stats() or {}).get("bytes_limit"), "device"
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine has"
+    process = resource.getrlimit(resource.RLIMIT_AS)[0], "ulimit -v allows"  # -1 = no limit
+    return min(machine, process) if process[0] > 0 else machine

@@ -33,7 +33,7 @@ from ..configs.schema import Config
 from ..layouts.paths import flatten_mapping
 from ..mesh.compat import coordination_client, jax_settings
 from ..mesh.errors import UserError
-from ..mesh.processes import PREFIX, broadcast_text, differences, exchange, is_main_process, ranks
+from ..mesh.processes import PREFIX, broadcast_text, differences, exchange, is_main_process
 from .build_run import Built
 from .ownership import read_owner, this_place
 from .provenance import Provenance, package_versions
@@ -53,6 +53,7 @@ MAX_LISTED = 8
 MAX_CHARACTERS = 80
 NOT_SET = "not set"
 SAME_EVERYWHERE = "Give all of them the same config, data, software and settings"
+SHARED = "Set run.dir to an absolute path on a file system that all hosts mount"
 SEE_SECONDS = 60.0
 """The time for a file to appear on another host: network file systems cache its absence for so long."""
 POLL_SECONDS = 0.2
@@ -136,24 +137,19 @@ def numeric_settings(environ: Mapping[str, str], settings: Mapping[str, object])
     }
 
 
-def check_same_step(folder: Path, step: int, seconds: float, name: str = "the step to go on from") -> None:
+def check_same_step(step: int, seconds: float, name: str = "the step to go on from") -> None:
     """Checks that all processes would continue from the same checkpoint. Every process of the run calls this.
 
     Args:
-        folder: The absolute path of `run.dir`.
         step: The step of the latest checkpoint that this process sees; 0 = none.
         seconds: Seconds to wait for the other processes.
         name: The name of this comparison, used once.
 
     Raises:
-        NotShared: Some see other checkpoints; names them.
+        Disagreement: Some see other checkpoints; names them.
         ProcessesMissing: Some did not answer in time.
     """
-    steps = exchange(name, str(step), seconds=seconds)
-    other = next((rank for rank, each in enumerate(steps) if each != steps[0]), None)
-    if other is not None:
-        wait_until_all_know()
-        raise not_shared(folder, other, differences("latest checkpoint there", steps))
+    agree(name, {"latest checkpoint in run.dir": str(step)}, seconds, SHARED)
 
 
 def check_shared(folder: Path, seconds: float) -> None:
@@ -183,22 +179,10 @@ def check_shared(folder: Path, seconds: float) -> None:
     blind = [rank for rank, answer in enumerate(answers) if answer != "yes"]
     if blind:
         wait_until_all_know()
-        raise not_shared(folder, blind[0])
-
-
-def not_shared(folder: Path, rank: int, seen: str = "") -> NotShared:
-    """Returns the error of a directory that a process does not share with process 0.
-
-    Args:
-        folder: `run.dir`.
-        rank: The other process.
-        seen: The difference between them.
-    """
-    return NotShared(
-        f"run.dir is not shared between {ranks([0, rank])}: {folder} of one is not that of the other"
-        f"{f' ({seen})' if seen else ''}. Every process writes its part of a checkpoint into it. Set run.dir to an "
-        "absolute path on a file system that all hosts mount."
-    )
+        raise NotShared(
+            f"run.dir is not shared between ranks 0 and {blind[0]}: {folder} of one is not that of the other. Every "
+            f"process writes its part of a checkpoint into it. {SHARED}."
+        )
 
 
 def wait_until_all_know() -> None:

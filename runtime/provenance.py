@@ -144,18 +144,20 @@ def remarks(before: Provenance | None, now: Provenance, source: str, *, goes_on:
         )
     if before is None and goes_on:
         lines.append(f"{NAME} is missing: data and model cannot be compared with those of the run.")
-    if before is not None and (changed := changed_files(before.code, now.code)):
+    if before is not None and (changed := changed_code(before.code, now.code)):
         lines.append(
-            f"warning: {changed} changed since this run was made, and may compute something else. If that is not "
-            "intended, set it back, choose another run.dir, or start anew with --fresh, which moves this run aside."
+            f"warning: {changed}. If that is not intended, set it back, choose another run.dir, or start anew with "
+            "--fresh, which moves this run aside."
         )
     return lines
 
 
-def changed_files(before: Mapping[str, tuple[str, str]], now: Mapping[str, tuple[str, str]]) -> str:
-    """Returns the files with a different source, with their verb; "" if there are none."""
+def changed_code(before: Mapping[str, tuple[str, str]], now: Mapping[str, tuple[str, str]]) -> str:
+    """Returns a message, without a period, that names the files with a different source; "" if there are none."""
     paths = [path for module, (path, hashed) in now.items() if before.get(module, ("", hashed))[1] != hashed]
-    return f"{', '.join(paths)} {'has' if len(paths) == 1 else 'have'}" if paths else ""
+    has = "has" if len(paths) == 1 else "have"
+    since = "changed since this run was made, and may compute something else"
+    return f"{', '.join(paths)} {has} {since}" if paths else ""
 
 
 def changed_data(folder: Path, splits: Splits) -> str:
@@ -189,13 +191,8 @@ def changed_model(folder: Path, name: str) -> str:
         UserError: provenance.json is corrupt.
     """
     before = read_provenance(folder) if ":" in name else None
-    changed = changed_files(before.code, user_code(name)) if before else ""
-    if not changed:
-        return ""
-    return (
-        f"model.name={name}: {changed} changed since the run in {folder} was made, and may compute something else than "
-        "what was trained. Set it back if that is not intended."
-    )
+    changed = changed_code(before.code, user_code(name)) if before else ""
+    return f"{folder}: {changed}. Set it back if that is not intended." if changed else ""
 
 
 def describe_run(built: Built) -> dict[str, Any]:

@@ -13,14 +13,11 @@ from math import gcd, prod
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from ..configs.checks import axis_sizes, resolved_sizes
 from ..configs.config_paths import search_path
 from ..configs.config_text import as_plain
 from ..configs.schema import Config
-from ..data.ordering.order import source_order
-from ..data.source import Source, take
 from ..data.splits import Splits, open_splits
 from ..layouts.paths import flatten_mapping, in_blocks, leaves_with_paths
 from ..models.catalog import MODELS
@@ -85,7 +82,8 @@ def reduce_config(config: Config, precision: Precision, devices: list[str]) -> R
     given = Reduced(replace(config, precision=precision), splits)
     config = replace(given.config, data=data) if splits.vocabulary else given.config
     for options in _smaller_models(given, sizes):
-        smaller = Reduced(replace(config, model=options), _fold_vocabulary(splits, options))
+        folded = _fold_vocabulary(splits, options, config.train.global_batch)
+        smaller = Reduced(replace(config, model=options), folded)
         if not _optimized_alike(smaller, original):
             continue
         for rows in _divisors(config.train.global_batch):
@@ -239,35 +237,14 @@ def _split_sizes(axis: str, original: Built, shapes: Mapping[str, jax.ShapeDtype
             yield prod(leaf.shape[first:]) * leaf.dtype.itemsize // parts
 
 
-def _fold_vocabulary(splits: Splits, options: Mapping[str, Any]) -> Splits:
-    """Returns the same examples with token ids folded into a smaller vocabulary, if the model has one."""
+def _fold_vocabulary(splits: Splits, options: Mapping[str, Any], rows: int) -> Splits:
+    """Returns the first examples with token ids modulo a smaller vocabulary, if the model has one; else the splits."""
     vocabulary = options.get("vocabulary", 0) if options["name"] in MODELS else 0
     if not vocabulary or not splits.vocabulary or vocabulary >= splits.vocabulary:
         return splits
-    return splits._replace(train=Folded(splits.train, vocabulary), evaluation=None, vocabulary=vocabulary)
-
-
-class Folded:
-    """The examples of a source, with token ids modulo a smaller vocabulary."""
-
-    def __init__(self, source: Source, vocabulary: int) -> None:
-        self.source, self.vocabulary = source, vocabulary
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def order(self, samples: np.ndarray, *, seed: int, shuffle: bool) -> np.ndarray:
-        """Returns the examples of samples, as in the source."""
-        return source_order(samples, source=self.source, seed=seed, shuffle=shuffle)
-
-    def __getitem__(self, index: int, /) -> dict[str, np.ndarray]:
-        """Returns one example."""
-        return {name: rows[0] for name, rows in self.take(np.array([index])).items()}
-
-    def take(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
-        """Returns the examples at `indices`, stacked on dim 0."""
-        examples = take(self.source, indices)
-        return {name: rows % self.vocabulary if name in TOKENS else rows for name, rows in examples.items()}
+    examples = (splits.train[index] for index in range(min(rows, len(splits.train))))
+    folded = [{name: each % vocabulary if name in TOKENS else each for name, each in row.items()} for row in examples]
+    return splits._replace(train=folded, evaluation=None, vocabulary=vocabulary)
 
 
 def _changes(given: Reduced, reduced: Reduced) -> dict[str, tuple[Any, Any]]:

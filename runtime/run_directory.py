@@ -56,7 +56,8 @@ def adopt_directory(config: Config, provenance: Provenance | None = None, *, fre
         written = _read_config(folder / "config.yaml")
         if is_run(folder):
             _check_same_run(folder, written, as_plain(config))
-            _check_metrics(folder / "metrics.jsonl")
+            if (folder / "metrics.jsonl").exists():
+                read_metrics(folder / "metrics.jsonl")  # a line that no run wrote is an error
             before = read_provenance(folder)
             if before and provenance:
                 check_data(folder, before, provenance)
@@ -191,27 +192,14 @@ def _read_config(path: Path) -> dict[str, Any]:
     return value
 
 
-def _check_metrics(path: Path) -> None:
-    """Raises an error if metrics.jsonl is not the log of a run, because it would be rewritten."""
-    if not path.exists():
-        return
-    wrong = [str(record) for record in read_metrics(path) if type(record.get("step")) is not int]
-    unfinished = path.read_bytes().strip(b"\0").rpartition(b"\n")[2]
-    if unfinished and not unfinished.startswith(b"{"):
-        wrong.append(repr(unfinished[:80]))
-    if wrong:
-        raise UserError(f"{path} is not the log of a run, it contains {wrong[0][:90]}. Restore it, {REMEDY}")
-
-
 def _check_same_run(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     if not before:
         raise UserError(f"{folder} holds a run, but its config.yaml is missing. Restore it, {REMEDY}")
-    keys = sorted({*flatten_mapping(before), *flatten_mapping(now)})
-    rules = {key: rule for key in keys if (rule := rule_of(key)) is not None and is_fixed(key)}
+    there, here = flatten_mapping(before), flatten_mapping(now)
     differences = "".join(
-        f"\n  {key}: {_get(before, key)!r} there, {_get(now, key)!r} here ({rule.why})"
-        for key, rule in rules.items()
-        if _get(before, key) != _get(now, key)
+        f"\n  {key}: {there.get(key)!r} there, {here.get(key)!r} here ({rule.why})"
+        for key in sorted({*there, *here})
+        if there.get(key) != here.get(key) and is_fixed(key) and (rule := rule_of(key))
     )
     if differences:
         raise UserError(
@@ -219,9 +207,3 @@ def _check_same_run(folder: Path, before: dict[str, Any], now: dict[str, Any]) -
             f"Set these keys back to continue that run, {REMEDY} With another run.dir, checkpoint.start_from={folder} "
             "begins with its parameters. Which keys may change when a run continues: spmdkit train --help-restart."
         )
-
-
-def _get(values: Any, key: str) -> Any:
-    for name in key.split("."):
-        values = values.get(name) if isinstance(values, dict) else None
-    return values

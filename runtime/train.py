@@ -5,13 +5,11 @@ and a checkpoint and the first batch are read. A command that fails earlier leav
 """
 
 from contextlib import ExitStack
-from functools import partial
 
 from ..checkpoints.manager import Checkpoints
 from ..configs.schema import Config
 from ..parallel.sharding.stored_order import stored_order
 from ..training.display import make_display
-from ..training.loop import is_due
 from ..training.stopping.gate import stops_on_signals
 from .build_run import Built, build, keep_programs
 from .compilation import Compilation
@@ -74,7 +72,7 @@ def _prepare(config: Config, stack: ExitStack, *, fresh: bool, reporter: Reporte
     )
     stack.enter_context(checkpoints)
     start = 0 if fresh else checkpoints.latest() or 0
-    check_same_step(folder, start, rendezvous)
+    check_same_step(start, rendezvous)
     if start:
         checkpoints.check_fits()
     warm_start = None
@@ -89,7 +87,6 @@ def _prepare(config: Config, stack: ExitStack, *, fresh: bool, reporter: Reporte
     rollbacks = Rollbacks(config.train, folder, rendezvous, fresh=fresh)
     for line in rollbacks.lines():
         display.message(line)
-    saves_at = partial(is_due, every=config.checkpoint.every, last=config.train.steps)
     return TrainingRun(
         built=built,
         folder=folder,
@@ -97,7 +94,7 @@ def _prepare(config: Config, stack: ExitStack, *, fresh: bool, reporter: Reporte
         display=display,
         ownership=stack.enter_context(Ownership(folder, display.message)),
         gate=gate,
-        guards=Guards(config.guards, config.timeouts, display.message, saves_at),
+        guards=Guards(config.guards, config.timeouts, display.message),
         rollbacks=rollbacks,
         provenance=provenance,
         latest=start,

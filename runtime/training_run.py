@@ -11,11 +11,10 @@ from itertools import chain, islice
 
 import numpy as np
 
-from ..checkpoints.damage import SaveFailed
+from ..checkpoints.damage import DamagedCheckpoint, SaveFailed
 from ..checkpoints.replicas import ReplicasDiffer
 from ..configs.config_paths import search_path
 from ..data.batches import further_batches
-from ..mesh.errors import UserError
 from ..mesh.exit_codes import FINISHED, TRY_AGAIN
 from ..mesh.processes import is_main_process, local_copy
 from ..models.catalog import initial_params
@@ -23,12 +22,15 @@ from ..parallel.model import Batch, Params
 from ..parallel.sharding.stored_order import stored_order
 from ..parallel.step.loss_scaling import MAX_CONSECUTIVE_SKIPS, is_dynamic
 from ..parallel.step.state import TrainState
+from ..training.callbacks.conductor import restore_callbacks
 from ..training.callbacks.fit import run_with_callbacks
 from ..training.loop import StepLeftOut
+from ..training.metrics import read_metrics
 from ..training.steps.not_finite import Diverged
+from .build_run import configured_callbacks
 from .compilation import Compilation
-from .explain import explain_built
-from .finish import Reporter, finish, is_finished
+from .explain import Explanation, explain_built
+from .finish import Ending, Reporter, baselines, describe_losses, measured_memory, sample_text, writes_text
 from .goodput import NAME as GOODPUT
 from .goodput import read_goodput
 from .ownership import DirectoryInUse
@@ -69,7 +71,7 @@ class TrainingRun(RunContext):
 
     def run(self) -> None:
         """Restores or initializes, trains the remaining steps, and finishes; a finished run is left unchanged."""
-        if is_finished(self.built, self.folder, self.checkpoints, self.start, self.reporter, self.display.message):
+        if self.is_finished():
             return
         self.guards.times.switch("compile")
         explanation = explain_built(self.built)  # compiles the step, which then starts at once
@@ -101,7 +103,22 @@ class TrainingRun(RunContext):
                     self.display.message(str(goodput))
         self.compilation.write(self.folder, self.built.xla)
         if self.is_complete:
-            finish(self.built, explanation, state, self.folder, self.display, self.reporter)
+            self.finish(explanation, state)
+
+    def is_finished(self) -> bool:
+        """Returns True, and prints so, if the run is trained and reported."""
+        start, steps, why = self.start, self.config.train.steps, ""
+        if start and self.config.callbacks:
+            with suppress(DamagedCheckpoint):  # the run goes back to the one before it
+                why = restore_callbacks(configured_callbacks(self.config), self.checkpoints.notes(start))
+        if (start < steps and not why) or (self.reporter and not self.reporter.is_finished(self.folder, start)):
+            return False
+        reason, more = (f" ({why})", "Change callbacks") if why and start < steps else ("", "Raise train.steps")
+        self.display.message(
+            f"{self.folder} is finished: it holds step {start} of {steps}{reason}. {more} to go on, or start anew with "
+            "another run.dir or --fresh."
+        )
+        return True
 
     def claim_directory(self, corrupt: Iterable[int]) -> None:
         """Takes the directory after the last check, moves the corrupt checkpoints of these steps aside, and writes.
@@ -121,6 +138,27 @@ class TrainingRun(RunContext):
                 self.display.message(f"Kept as {path}.")
         for line in write_config(self.config, self.folder, self.provenance, fresh=self.fresh):
             self.display.message(line)
+
+    def finish(self, explanation: Explanation, state: TrainState) -> None:
+        """Prints the results of the run, generates a sample from a language model, and writes the report."""
+        wanted, sample = self.config.sample, None
+        if wanted.length and writes_text(self.built):  # all processes generate together
+            sample = sample_text(self.built, state.params, wanted.prompt, wanted.length, wanted.temperature)
+        if not is_main_process() or self.reporter is None:
+            return
+        if not read_metrics(self.folder / "metrics.jsonl"):
+            self.display.message(
+                "The update of every step was left out: there is nothing to report. Raise train.steps to go on."
+            )
+            return
+        step = int(np.asarray(local_copy(state.step)).flat[0])
+        ending = Ending(step, dict(baselines(self.built)), measured_memory(), sample or "")
+        summary, path = self.reporter.finish(self.built, explanation, self.folder, ending)
+        for line in describe_losses(summary):
+            self.display.message(line)
+        if sample is not None:
+            self.display.message(f"A sample of what it writes:\n\n{sample}\n")
+        self.display.message(f"Wrote {path}")
 
     def batches(self) -> closing[Generator[Batch, None, None]]:
         """Returns the batches of the remaining steps."""
@@ -157,7 +195,7 @@ class TrainingRun(RunContext):
         self.checkpoints.wait()
         self.start = self.checkpoints.latest() or 0
         number, seconds = len(self.rollbacks) + 1, self.config.timeouts.rendezvous
-        check_same_step(self.folder, self.start, seconds, f"the step to go back to, {number}")
+        check_same_step(self.start, seconds, f"the step to go back to, {number}")
         self.rollbacks.add(step, found, self.start)
         self.hooks = StepHooks(self, self.start)
         state, corrupt, _ = self.first_state()
@@ -213,12 +251,6 @@ class TrainingRun(RunContext):
         notes = self.checkpoints.notes(self.start)
         if "data" in notes:  # not in those of `fit`
             check_position(notes["data"], self.start, self.rollbacks.left_out)
-        done = int(np.asarray(local_copy(restored.state.step)).flat[0])
-        if done != self.start:
-            raise UserError(
-                f"The checkpoint {self.folder / 'checkpoints' / str(self.start)} contains the state after step {done}, "
-                f"not {self.start}. Give its directory the name {done} again, or remove the copy."
-            )
         ended = self.hooks.conductor.restore(notes)
         like = self.built.step.abstract_state()
         return stored_order(self.built.layouts).to_stored(restored.state, like), restored.damaged, ended

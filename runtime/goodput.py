@@ -81,15 +81,14 @@ class Steps(NamedTuple):
 class Ledger:
     """Adds the lines of process 0 of the run."""
 
-    def __init__(self, path: Path, *, step: int, began: float | None = None) -> None:
+    def __init__(self, path: Path, *, step: int, began: float) -> None:
         """Begins the lines of this process, and records what was lost since the previous process.
 
         Args:
             path: The file; its directory exists.
             step: Steps done in the state that this process starts from.
-            began: The start of this process, in Unix seconds; None = now.
+            began: The start of this process, in Unix seconds.
         """
-        began = time.time() if began is None else began
         self._done = step
         self._flushed = time.monotonic()
         self._steps: list[Steps] = []

@@ -1,9 +1,8 @@
 """Reduces a config for verification: fewer rows, positions and layers, narrower, with smaller tables.
 
 Sizes become smaller and keep their divisors: a dim that the mesh's sizes divide is still divided by them, and one that
-they do not divide still is not. The optimizer behaves the same: dims of 128 or more stay so if adafactor or the user's
-own optimizer depends on them, and the longer dim of a matrix stays the longer one for muon. Each reduction is tried; if
-a strategy rejects it, a weaker one is used.
+they do not divide still is not. Dims of 128 or more stay so for adafactor, which factors only these, and for the user's
+own optimizer. Each reduction is tried; if a strategy rejects it, a weaker one is used.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,8 +31,6 @@ MIN_LENGTH, MIN_LAYERS, MIN_WIDTH, MIN_HEAD, MIN_VOCABULARY = 8, 2, 16, 4, 256
 TOKENS = ("inputs", "targets")
 FACTORED = 128
 """Adafactor factors a matrix if two of its dims have at least this many elements."""
-ADAM_GROUPS = ("embed", "head")
-"""Groups of parameters that muon leaves to adam."""
 MAX_CLIP_NORM = 1e-3
 """A norm that the gradients of a model that learns exceed, so that clipping is active."""
 
@@ -56,10 +53,6 @@ class Reduced(NamedTuple):
         """The parameters of its model: path -> shape and dtype."""
         model = configured_model(self.config, self.splits)
         return dict(leaves_with_paths(abstract_parameters(model, self.config.precision)))
-
-    def uses(self, *names: str) -> bool:
-        """Returns True if the optimizer is one of these, or the user's own, which may behave like any of them."""
-        return any(name in names or ":" in name for name in self.config.optimizer.names)
 
 
 def reduce_config(config: Config, precision: Precision, devices: list[str]) -> Reduced:
@@ -84,8 +77,6 @@ def reduce_config(config: Config, precision: Precision, devices: list[str]) -> R
     for options in _smaller_models(given, sizes):
         folded = _fold_vocabulary(splits, options, config.train.global_batch)
         smaller = Reduced(replace(config, model=options), folded)
-        if not _optimized_alike(smaller, original):
-            continue
         for rows in _divisors(config.train.global_batch):
             train = replace(config.train, global_batch=rows, clip_norm=min(config.train.clip_norm, MAX_CLIP_NORM))
             candidate = smaller._replace(config=replace(smaller.config, train=train))
@@ -107,29 +98,6 @@ def _works(candidate: Reduced, devices: list[str]) -> bool:
     except (ValueError, TypeError) as error:
         return refused(error, built.layouts) is not None
     return True
-
-
-def _optimized_alike(candidate: Reduced, original: Built) -> bool:
-    """Returns True if an optimizer that depends on sizes treats every array of the smaller model like the original."""
-    factors, orients = candidate.uses("adafactor"), candidate.uses("muon")
-    if not (factors or orients):
-        return True
-    before = {row.path: row.shape for row in original.layouts.table.rows}
-    shapes = candidate.shapes.items()
-    pairs = [(path, before[path], leaf.shape) for path, leaf in shapes if len(before.get(path, ())) == leaf.ndim]
-    if factors and not all(_factored_alike(shape, small) for _, shape, small in pairs):
-        return False
-    hidden = [pair for pair in pairs if pair[0].split("/")[0] not in ADAM_GROUPS]
-    return not orients or all(_is_tall(shape) == _is_tall(small) for _, shape, small in hidden)
-
-
-def _factored_alike(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    return all((size >= FACTORED) == (small >= FACTORED) for size, small in zip(shape[-2:], other[-2:], strict=True))
-
-
-def _is_tall(shape: tuple[int, ...]) -> bool:
-    """Returns True if a matrix has more rows than columns; muon multiplies along the shorter dim."""
-    return len(shape) > 1 and shape[-2] > shape[-1]
 
 
 def _divisors(number: int) -> Iterator[int]:
@@ -160,15 +128,15 @@ def _smaller_model(given: Reduced, sizes: Mapping[str, int]) -> dict[str, Any]:
     devices, inside = prod(sizes.values()), prod(size for axis, size in sizes.items() if axis not in _row_axes())
     pipe = given.config.strategy.get("pipe")
     virtual_stages = getattr(pipe, "size", 1) * (getattr(pipe, "virtual", None) or 1)
-    least = partial(_min_width, given.uses("adafactor"))
+    factors = any(name == "adafactor" or ":" in name for name in given.config.optimizer.names)
+    least = partial(_min_width, factors)
     smaller: dict[str, Any] = {}
     if "heads" in options:
         smaller = _smaller_heads(known, devices, inside, least)
     if "layers" in options:
         smaller["layers"] = shrink(known.layers, virtual_stages, max(MIN_LAYERS, virtual_stages))
     if "mlp_width" in options:
-        longer = 2 * smaller["width"] if given.uses("muon") and known.mlp_size > known.width else 0
-        smaller["mlp_width"] = shrink(known.mlp_size, devices, max(longer, least(known.mlp_size)))
+        smaller["mlp_width"] = shrink(known.mlp_size, devices, least(known.mlp_size))
     if "vocabulary" in options:
         smaller["vocabulary"] = shrink(known.vocabulary or given.splits.vocabulary or 0, devices, MIN_VOCABULARY)
     if "widths" in options:

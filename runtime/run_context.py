@@ -102,7 +102,7 @@ class StepHooks:
             self.seen,
             context.gate,
             evaluates_at=self._evaluates_at,
-            saves_at=self.saves_at,
+            saves_at=self._saves_at,
             evaluate=self.evaluate,
             save=self.save,
             seconds=self._config.timeouts.rendezvous,
@@ -110,12 +110,6 @@ class StepHooks:
         self.recorder = Recorder(
             self._built, context.display, self.seen, self.conductor, rollbacks=len(context.rollbacks)
         )
-
-    def pause(self, number: int, state: TrainState) -> dict[str, float]:
-        """Compares the replicas before a save, and evaluates, if they are due."""
-        if self.saves_at(number):
-            self._context.guards.compare(number, state)
-        return self.conductor.pause(number, state)
 
     def after_pause(self, number: int, state: TrainState) -> TrainState:
         """Saves if a save is due, and does what callbacks requested."""
@@ -128,7 +122,7 @@ class StepHooks:
         self._context.checkpoints.check()
         self.recorder(progress)
 
-    def saves_at(self, number: int) -> bool:
+    def _saves_at(self, number: int) -> bool:
         """Returns True if the run saves after a step, without any request of a callback."""
         return is_due(number, self._config.checkpoint.every, self._config.train.steps)
 
@@ -156,10 +150,9 @@ class StepHooks:
         return {f"eval_{name}": value for name, value in found.items()}
 
     def save(self, number: int, state: TrainState, notes: Mapping[str, Any]) -> None:
-        """Starts an asynchronous save."""
+        """Compares the replicas, and starts an asynchronous save."""
         context = self._context
-        if not self.saves_at(number):  # otherwise, `pause` has compared the replicas
-            context.guards.compare(number, state)
+        context.guards.compare(number, state)
         with context.guards.watchdog.phase(number, "save"):
             context.ownership.check()
             stored = stored_order(self._built.layouts).to_model(state)

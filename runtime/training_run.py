@@ -220,7 +220,6 @@ class TrainingRun(RunContext):
                 start=self.start,
                 log_every=self.config.run.log_every,
                 on_progress=hooks.record,
-                on_pause=hooks.pause,
                 after_pause=hooks.after_pause,
                 on_stop=self.stop,
                 after_step=self.after_step,

@@ -1,6 +1,6 @@
 """Notes in which processes publish their progress, time limits, and the verdict about which process blocks a run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...configs.schema import Timeouts
@@ -126,7 +126,9 @@ def _in_one_phase(notes: dict[int, Note]) -> str:
     can be the one that skipped a collective.
     """
     in_step = len({note.place for note in notes.values()}) == 1
-    groups = _grouped(notes, lambda note: note.at if in_step else str((note.place, note.at)))
+    groups: dict[object, list[int]] = {}
+    for rank, note in notes.items():
+        groups.setdefault(note.at if in_step else (note.place, note.at), []).append(rank)
     everybody = f"all ranks are at {notes[0]}" if in_step else "all ranks wait for their devices"
     if len(groups) == 1:
         return f"{everybody}{_in(notes[0])}: see the stacks in their logs."
@@ -136,13 +138,6 @@ def _in_one_phase(notes: dict[int, Note]) -> str:
     at = [(group, notes[group[0]]) for group in groups.values()]
     places = "; ".join(f"{ranks(group)}{'' if in_step else f' at {note}'}{_in(note)}" for group, note in at)
     return f"{everybody}, but not in the same place: {places}. See the stacks in their logs."
-
-
-def _grouped(notes: dict[int, Note], by: Callable[[Note], str]) -> dict[str, list[int]]:
-    groups: dict[str, list[int]] = {}
-    for rank, note in notes.items():
-        groups.setdefault(by(note), []).append(rank)
-    return groups
 
 
 def _in(note: Note | None) -> str:

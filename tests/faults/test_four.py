@@ -1,8 +1,4 @@
-"""The rows of the failure matrix that other files hold with two processes, with four.
-
-[test_stalls.py, test_saving.py and test_elastic.py](.) have four processes of their own. Faults that end a launch
-follow each other in one run.
-"""
+"""Rows of the failure matrix with four processes; faults that end a launch follow each other in one run."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

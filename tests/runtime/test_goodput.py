@@ -84,7 +84,7 @@ def test_time_of_a_step_that_is_not_done_counts_as_step(tmp_path):
     ledger.add(4, {"step": 0.4})
     ledger.add(4, {"step": 0.1})
     ledger.end()
-    Ledger(path, step=2)
+    Ledger(path, step=2, began=1005.0)
     found = read_goodput(path)
     assert (found.seconds["step"], found.seconds["lost"], found.lost_steps) == pytest.approx((0.3, 0.2, 2))
 
@@ -141,5 +141,5 @@ def test_going_back_in_the_same_process_loses_steps_and_no_time_between(tmp_path
     assert found.seconds == pytest.approx({"step": 0.4 + 0.2 + 0.5, "lost": 0.4, "start": 0.3})
     assert (found.starts, found.lost_steps, found.rollbacks) == (1, 4, 1)
     assert ", 1 rollback, 4 steps computed again (lost" in str(found)
-    Ledger(path, step=12)
+    Ledger(path, step=12, began=1005.0)
     assert read_goodput(path).lost_steps == 4, "the next start does not lose them again"

@@ -1,7 +1,6 @@
 """Which folders a run may go on in."""
 
 import errno
-import os
 import stat
 from pathlib import Path
 
@@ -266,11 +265,7 @@ def test_a_damaged_provenance_is_told(content, config):
         adopt_directory(loaded, MADE_OF)
 
 
-def test_compares_written_provenance(config):
-    folder = config.parent / "run"
-    own = {"mine": ("/somewhere/mine.py", "4567")}
-    write_resolved(load_config(config), folder, MADE_OF._replace(code=own))
-    assert read_provenance(folder) == MADE_OF._replace(code=own)
-    with pytest.raises(ValueError, match="other data"):
-        adopt_directory(load_config(config), MADE_OF._replace(fingerprint="x"))
-    assert not [name for name in os.listdir(folder) if name.endswith(".partial")]
+def test_reads_written_provenance(config):
+    found = MADE_OF._replace(code={"mine": ("/somewhere/mine.py", "4567")})
+    write_resolved(load_config(config), config.parent / "run", found)
+    assert read_provenance(config.parent / "run") == found

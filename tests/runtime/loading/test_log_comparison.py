@@ -27,11 +27,9 @@ def loaded(folder, logged=0, *, batch=16, ema=False, averages=False, step=8, com
     [
         (16, None, 0, (100, 100), ""),
         (16, 2, 2, (32, 32), ""),
-        (16, 7, 0, (100, 100), ""),
+        (32, 7, 0, (100, 100), ""),
         (16, None, 9, (100, 100), ""),
         (16, None, 2, (100, 32), "is of 32 rows (eval.batches=2); --batches selects how many."),
-        (32, None, 2, (100, 32), "is of 32 rows (eval.batches=2); --batches selects how many."),
-        (24, None, 2, (100, 32), "is of 32 rows (eval.batches=2); --batches selects how many."),
         (16, 2, 0, (32, 100), "is of 100 rows (eval.batches=0); --batches selects how many."),
     ],
 )

@@ -160,12 +160,10 @@ def _smaller_heads(known: Any, devices: int, inside: int, least: Callable[..., i
         if all(_alike(few * size, width, devices) and few * size >= least(width, 0) for width, few in widths)
     )
     size = next(fitting, known.head_size)
-    smaller = {"heads": heads, "kv_heads": kv_heads if known.kv_heads else 0}
-    if known.head_width and known.heads * known.head_size == known.width:
-        return {**smaller, "head_width": size, "width": heads * size}
-    if known.head_width:
-        return {**smaller, "head_width": size, "width": shrink(known.width, devices, least(known.width))}
-    return {**smaller, "width": heads * size}
+    follows = known.heads * known.head_size == known.width
+    width = heads * size if follows else shrink(known.width, devices, least(known.width))
+    head_width = {"head_width": size} if known.head_width else {}
+    return {"heads": heads, "kv_heads": kv_heads if known.kv_heads else 0, "width": width, **head_width}
 
 
 def shrink(number: int, modulus: int, least: int) -> int:

@@ -180,16 +180,12 @@ def _read_config(path: Path) -> dict[str, Any]:
     """Returns the config of the run in a directory; empty if it is missing."""
     if not path.exists():
         return {}
-    wrong, value = "", None
-    try:
-        document = read_yaml(path.read_text(encoding="utf-8"))
-        value, wrong = document.value, "; ".join(problem.message for problem in document.problems)
-    except UnicodeDecodeError as error:
-        wrong = f"it is not valid UTF-8 ({error.reason})"
-    if wrong or not isinstance(value, dict):
+    document = read_yaml(path.read_text(encoding="utf-8", errors="replace"))
+    wrong = "; ".join(problem.message for problem in document.problems)
+    if wrong or not isinstance(document.value, dict):
         wrong = wrong or "it is not a mapping of sections"
         raise UserError(f"{path} is not a valid config of a run: {wrong}. Restore it, {REMEDY}")
-    return value
+    return document.value
 
 
 def _check_same_run(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:

@@ -123,11 +123,9 @@ def read_config(place: FoundRun, changes: Sequence[str] = (), source: str = ON_C
 
 def open_devices(config: Config, mesh: Mapping[str, Any] | None, simulate: int | None = None) -> None:
     """Prepares devices like those of the run, including simulated ones, unless JAX has already opened devices."""
-    if config.precision.needs_x64:
-        jax.config.update("jax_enable_x64", True)
-    if backend_started():
-        return
     simulated = max(config.run.simulate, devices_of(mesh)) if mesh and config.run.simulate else config.run.simulate
+    if backend_started():
+        simulated, simulate = 0, None
     prepare_devices(replace(config.run, simulate=simulated), config.precision, simulate)
 
 

@@ -8,32 +8,15 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 import numpy as np
 
-from ...checkpoints.directory import display_path
 from ...checkpoints.export import SAVED_BY, check_target, npy_dtype
 from ...configs.config_sources import is_run_directory
 from ...mesh.errors import UserError
 from ...mesh.files import absolute_path, atomic_write
 from ...training.run_files import own_file
-
-
-class Written(NamedTuple):
-    """The result of `write_rows`.
-
-    Attributes:
-        path: The file.
-        shapes: Name of an array -> its shape.
-    """
-
-    path: Path
-    shapes: dict[str, tuple[int, ...]]
-
-    def __str__(self) -> str:
-        each = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in self.shapes.items())
-        return f"Wrote {display_path(self.path)}: {each}."
 
 
 def check_rows_file(target: Path, *, force: bool) -> Path:
@@ -61,13 +44,16 @@ def check_rows_file(target: Path, *, force: bool) -> Path:
     return target
 
 
-def write_rows(target: Path, num_rows: int, batches: Iterable[Mapping[str, np.ndarray]]) -> Written:
+def write_rows(target: Path, num_rows: int, batches: Iterable[Mapping[str, np.ndarray]]) -> dict[str, tuple[int, ...]]:
     """Writes rows batch by batch; dtypes that NumPy does not support become float32.
 
     Args:
         target: The result of `check_rows_file`.
         num_rows: The number of rows of all batches together.
         batches: Name -> rows, the same names in each.
+
+    Returns:
+        Name of an array -> its shape.
 
     Raises:
         OSError: The file cannot be written; nothing is left behind.
@@ -95,4 +81,4 @@ def write_rows(target: Path, num_rows: int, batches: Iterable[Mapping[str, np.nd
                 spooled = folder / str(number)
                 archive.write(spooled, f"{array_name}.npy")
                 spooled.unlink()
-    return Written(target, shapes)
+    return shapes

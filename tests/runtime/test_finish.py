@@ -43,12 +43,8 @@ def test_the_bigram_model_is_measured_on_the_rows_that_the_model_is(batches, tmp
     rows = batches * 16 or len(measured)
     assert rows <= len(measured)
     few = [measured[index] for index in range(rows)]
-    expected = bigram_loss(built.splits.train, Rows(few), 256)
+    expected = bigram_loss(built.splits.train, few, 256)
     assert dict(baselines(built)) == {"bigram_loss": pytest.approx(expected, rel=1e-12)}
-
-
-class Rows(list):
-    """Examples as a source."""
 
 
 @pytest.mark.parametrize(("bigram", "side"), [(2.0, "below"), (1.5, "NOT below"), (1.2, "NOT below")])

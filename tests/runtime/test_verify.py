@@ -207,12 +207,7 @@ def reduced_sizes(folder, name, **model):
     return small["width"], small["mlp_width"]
 
 
-@pytest.mark.slow_cases(
-    "adafactor-options1-sizes1",
-    "adafactor-options2-sizes2",
-    "adamw-options0-sizes0",
-    "own_optimizer:make-options3-sizes3",
-)
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("name", "options", "sizes"),
@@ -228,7 +223,7 @@ def test_sizes_at_which_the_optimizer_does_the_same(name, options, sizes, tmp_pa
     assert reduced_sizes(tmp_path, name, **options) == sizes
 
 
-@pytest.mark.long_cases("adafactor", "muon")
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["adafactor", "muon"])
 def test_zero_with_an_optimizer_that_looks_across(name, tmp_path, capsys):
@@ -309,9 +304,7 @@ WHAT_TRAINS = {
 }
 
 
-@pytest.mark.long_cases(
-    "adapters", "freeze in a pipeline", "freeze under tensor", "groups in a pipeline", "groups", "plateau and skipping"
-)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WHAT_TRAINS)
 def test_what_trains_does_as_on_one_device(name, tmp_path, capsys):

@@ -24,7 +24,7 @@ MAX_CODE_LINES = {
     "checkpoints": 1130,
     "training": 2590,
     "configs": 1580,
-    "runtime": 3750,
+    "runtime": 3540,
     "planning": 480,
     "report": 1100,
     "launch": 4300,

@@ -12,21 +12,14 @@ TIMEOUTS = {"rendezvous": 60, "heartbeat": 60, "step": DEADLINE}
 
 
 class Case(NamedTuple):
-    """Faults of one run of four processes, and how it ends each time.
-
-    Attributes:
-        faults: What is injected, one after the other.
-        launches: Exit code and a pattern of the output of the same command, again and again; the last finishes the run.
-        restarts: Of each launch.
-        sections: Of the config.
-        bound: Seconds within which all processes of a broken attempt have ended.
-    """
+    """Faults of one run of four processes; the exit code and output of each launch of the same command."""
 
     faults: tuple[Fault, ...]
     launches: tuple[tuple[int, str], ...]
     restarts: int = 0
     sections: Mapping[str, Any] = {}
     bound: float = DEAD
+    """Seconds within which all processes of a broken attempt have ended."""
 
 
 CASES = {

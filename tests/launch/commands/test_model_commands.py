@@ -148,7 +148,7 @@ def read(path):
 def test_writes_one_prediction_per_row(untrained, tmp_path, capsys):
     words = ["--out", str(tmp_path / "out.npz"), "--keep", "targets,example", "train.global_batch=64"]
     assert main(["predict", str(untrained.parent / "run"), *words]) == 0
-    wrote = f"Wrote {tmp_path / 'out.npz'}: predictions 420x10, targets 420, example 420; 3 arrays, "
+    wrote = f"Wrote {tmp_path / 'out.npz'}: predictions 420x10, targets 420, example 420."
     assert wrote in capsys.readouterr().out
     found = read(tmp_path / "out.npz")
     np.testing.assert_array_equal(found["example"], np.arange(420))

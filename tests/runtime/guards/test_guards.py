@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from spmdkit.checkpoints.manager import Checkpoints
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import main
 from spmdkit.mesh.processes import local_copy
@@ -14,7 +15,6 @@ from spmdkit.runtime.build_run import build
 from spmdkit.runtime.goodput import read_goodput
 from spmdkit.runtime.guards.guards import Guards
 from spmdkit.runtime.guards.replica_guard import ReplicasDiffer
-from spmdkit.runtime.run_context import StepHooks
 from support.faults import flip_in
 from support.runs import metrics, write_config
 
@@ -134,15 +134,16 @@ def test_nothing_is_saved_after_a_find(tmp_path, monkeypatch, capsys):
         if number >= 8:
             raise ReplicasDiffer(f"Step {number}: differs")
 
-    saved = []
-    original = StepHooks.save
-    monkeypatch.setattr(
-        StepHooks, "save", lambda self, number, *more: (saved.append(number), original(self, number, *more))
-    )
+    def save(self, number, *more, **options):
+        saved.append(number)
+        return original(self, number, *more, **options)
+
+    saved, original = [], Checkpoints.save
+    monkeypatch.setattr(Checkpoints, "save", save)
     monkeypatch.setattr("spmdkit.runtime.guards.replica_guard.ReplicaGuard._judge", found)
     assert main(["train", str(write_config(tmp_path)), *ON]) == 75
     assert "error: Step 8: differs" in capsys.readouterr().err
-    assert 8 not in saved
+    assert saved == [4]
     assert not (tmp_path / "run" / "checkpoints" / "8").exists()
 
 

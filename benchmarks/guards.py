@@ -76,7 +76,7 @@ def measure(arguments: argparse.Namespace) -> None:
         built = build(config)
         built.step.compile(built.batch)
         folder = Path(arguments.folder)
-        guards = Guards(config.guards, config.timeouts, lambda line: None, lambda number: False)
+        guards = Guards(config.guards, config.timeouts, lambda line: None)
         guards.open(built, folder, 0)
         turns = Turns(built, guards, arguments.steps)
         turns.run(on=True), turns.run(on=False)  # connections and caches

@@ -85,7 +85,7 @@ class Contestant:
         console = Console(file=stack.enter_context((self.folder / "printed").open("w")), width=120)
         self.display = stack.enter_context(Display(built.config.train.steps, 0, "", console))
         self.gate = stack.enter_context(stops_on_signals())
-        self.guards = Guards(built.config.guards, built.config.timeouts, self.display.message, lambda number: False)
+        self.guards = Guards(built.config.guards, built.config.timeouts, self.display.message)
         say = self.display.message
         run = run_for_callbacks(built, self.folder, start=0, can_scale=False, say=say)
         self.conductor = Conductor(configured_callbacks(built.config), run, self.gate)

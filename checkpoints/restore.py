@@ -341,7 +341,6 @@ def restore_newest(
             lambda found: compared_state(found[0], found[1], abstract_state),
             f"{step} of {name}",
             seconds,
-            log,
         )
         if not damage:
             return Restored(step, state, damaged)
@@ -364,7 +363,6 @@ def restore_together(
     compare: Callable[[Any], Any],
     name: str,
     seconds: float,
-    log: Callable[[str], None] = lambda line: None,
 ) -> tuple[Any, str]:
     """Reads and compares arrays in all processes together; the first damage that one of them finds counts for all.
 
@@ -374,7 +372,6 @@ def restore_together(
             if each has read its part.
         name: The name of this check: the same in every process, another for every check.
         seconds: How long processes wait for each other.
-        log: Receives a line now and then about processes that are missing.
 
     Returns:
         The result of `compare`, and the damage or "".
@@ -389,7 +386,7 @@ def restore_together(
             result = action(result)
         except DamagedCheckpoint as error:
             damage = str(error)
-        found = next(filter(None, exchange(f"{phase} {name}", damage, seconds=seconds, say=log)), "")
+        found = next(filter(None, exchange(f"{phase} {name}", damage, seconds=seconds)), "")
         if found:
             return None, found
     return result, ""

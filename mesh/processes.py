@@ -6,7 +6,7 @@ collectives. An exchange between all processes takes a few milliseconds.
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -40,16 +40,16 @@ class ProcessesMissing(RuntimeError):
     exit_code = TRY_AGAIN
 
 
-def exchange(name: str, text: str, *, seconds: float, say: Callable[[str], None] = lambda line: None) -> list[str]:
+def exchange(name: str, text: str, *, seconds: float) -> list[str]:
     """Sends a text to all processes of the run, and waits for theirs.
 
-    Unlike a collective, the wait can be long: Gloo gives up 30 seconds after the first process.
+    Process 0 prints now and then which processes are missing. Unlike a collective barrier, the wait can be long: Gloo
+    gives up 30 seconds after the first process.
 
     Args:
         name: The name of the exchange, used once.
         text: The text of this process.
         seconds: The timeout.
-        say: Called now and then with a line about missing processes.
 
     Returns:
         The texts by rank.
@@ -75,8 +75,8 @@ def exchange(name: str, text: str, *, seconds: float, say: Callable[[str], None]
                 f"{ranks(missing)} did not come to '{name}' within {seconds:.0f} s (timeouts.rendezvous); "
                 f"{len(found)} of {jax.process_count()} processes did. Look into their logs."
             )
-        if now - reported > PROGRESS_SECONDS:
-            say(f"waiting for {ranks(missing)} at '{name}' ({now - begin:.0f} s)")
+        if now - reported > PROGRESS_SECONDS and is_main_process():
+            print_progress(f"waiting for {ranks(missing)} at '{name}' ({now - begin:.0f} s)")
             reported = now
         time.sleep(POLL_SECONDS)
 

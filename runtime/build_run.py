@@ -18,7 +18,6 @@ from ..data.source import take
 from ..data.splits import Splits, open_splits
 from ..data.value_ranges import Limit, Limits, check_splits
 from ..mesh.axes import physical_order
-from ..mesh.compat import Device
 from ..mesh.devices import device_name, simulate
 from ..mesh.errors import UserError
 from ..mesh.processes import print_progress
@@ -131,8 +130,7 @@ def build(
             check_layout(source, global_batch, sharding, config.data.layout)
     runs = check_functions(model, step, batch, evaluates=splits.evaluation is not None)
     if runs and layouts.mesh.target is None:
-        order = {"seed": config.run.seed, "shuffle": config.data.shuffle}
-        check_contract(config.model, model, splits.train, own_device(layouts), **order)
+        check_contract(config.model, model, splits.train, seed=config.run.seed, shuffle=config.data.shuffle)
     return Built(config, splits, model, layouts, step, batch, re_formed)
 
 
@@ -300,9 +298,3 @@ def choose_evenly(number: int) -> list[str]:
         if taken[device.process_index] <= each:
             names.append(device_name(device))
     return names
-
-
-def own_device(layouts: ShardingPlan) -> Device:
-    """Returns the first device of a mesh that belongs to this process."""
-    devices = layouts.mesh.backend_mesh.devices.flat
-    return next(device for device in devices if device.process_index == jax.process_index())

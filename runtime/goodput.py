@@ -21,7 +21,6 @@ cannot be written to costs lines and nothing else.
 """
 
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -80,17 +79,16 @@ class Steps(NamedTuple):
 
 
 class Ledger:
-    """Adds the lines of process 0 of the run; a context manager."""
+    """Adds the lines of process 0 of the run."""
 
-    def __init__(self, path: Path, *, step: int, began: float | None = None) -> None:
-        """Opens the ledger of a run, and records what was lost since the previous process.
+    def __init__(self, path: Path, *, step: int, began: float) -> None:
+        """Begins the lines of this process, and records what was lost since the previous process.
 
         Args:
             path: The file; its directory exists.
             step: Steps done in the state that this process starts from.
-            began: The start of this process, in Unix seconds; None = now.
+            began: The start of this process, in Unix seconds.
         """
-        began = time.time() if began is None else began
         self._done = step
         self._flushed = time.monotonic()
         self._steps: list[Steps] = []
@@ -100,30 +98,15 @@ class Ledger:
                 self._steps.append(Steps(line["from"], line["to"], line["seconds"]))
             elif line["kind"] == "lost":
                 self._drop_after(line["from"] - 1)
-        self._file = -1
-        with suppress(OSError):
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-            size = os.fstat(self._file).st_size
-            if size and os.pread(self._file, 1, size - 1) != b"\n":  # a kill has cut the last line short
-                os.write(self._file, b"\n")
+        self._path = path
+        if _read_text(path)[-1:] not in ("", "\n"):  # a kill has cut the last line short
+            self._append("\n")
         if lines and lines[-1]["kind"] != "end":
             self._write("restart", max(0.0, began - lines[-1]["at"]), at=began)
         last = max((each.last for each in self._steps), default=0)
         if last > step:
             self._write("lost", self._drop_after(step), at=began, **{"from": step + 1, "to": last})
         self._write("begin", 0.0)
-
-    def __enter__(self) -> "Ledger":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closes the file."""
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = -1
 
     def is_due(self) -> bool:
         """Returns True if new lines are due."""
@@ -171,9 +154,11 @@ class Ledger:
 
     def _write(self, kind: str, seconds: float, at: float | None = None, **more: int) -> None:
         line = {"kind": kind, "seconds": round(seconds, 4), "at": round(time.time() if at is None else at, 3), **more}
-        if self._file >= 0:
-            with suppress(OSError):
-                os.write(self._file, (json.dumps(line) + "\n").encode())
+        self._append(json.dumps(line) + "\n")
+
+    def _append(self, text: str) -> None:
+        with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
+            file.write(text)
 
 
 def read_goodput(path: Path) -> Goodput | None:
@@ -196,10 +181,13 @@ def read_goodput(path: Path) -> Goodput | None:
 
 def ledger_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yields the lines of a ledger in order, without those that were cut short; none if the file is missing."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return
-    for line in text.splitlines():
+    for line in _read_text(path).splitlines():
         with suppress(ValueError):
             yield json.loads(line)
+
+
+def _read_text(path: Path) -> str:
+    """Returns the content of a file; "" if it is missing or cannot be read."""
+    with suppress(OSError):
+        return path.read_text(encoding="utf-8", errors="replace")
+    return ""

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -124,28 +125,21 @@ def check_memory(built: Built) -> None:
     each = sum(table.bytes_per_device for table in tables)
     devices = jax.local_devices()
     limit, holder = _available_memory(devices)
-    together = 1 if holder == "device" else len(devices)
+    together = len(devices) if devices[0].platform == "cpu" else 1
     if limit is None or each * together <= limit:
         return
-    arithmetic = f"{together} x {format_bytes(each)} = {format_bytes(each * together)}" if together > 1 else ""
-    holds = f"a device has {format_bytes(limit)}" if holder == "device" else f"{holder} {format_bytes(limit)}"
+    arithmetic = f", {together} x {format_bytes(each)} = {format_bytes(each * together)}" if together > 1 else ""
     raise UserError(
         f"The state of this run does not fit: parameters and optimizer take {format_bytes(each)} on each device"
-        f"{f', {arithmetic}' if arithmetic else ''}, and {holds}. Make the model smaller (model.width, model.layers), "
-        "split its state over more devices (strategy.fsdp), or use an optimizer with a smaller state (adafactor, sgd)."
+        f"{arithmetic}, and {holder} {format_bytes(limit)}. Make the model smaller (model.width, model.layers), split "
+        "its state over more devices (strategy.fsdp), or use an optimizer with a smaller state (adafactor, sgd)."
     )
 
 
 def _available_memory(devices: list) -> tuple[int | None, str]:
     """Returns the available bytes, or None if unknown, and their holder."""
     if devices[0].platform != "cpu":
-        statistics = devices[0].memory_stats() or {}
-        return statistics.get("bytes_limit"), "device"
-    limits = []
-    with suppress(OSError, ValueError, AttributeError):
-        limits.append((os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine has"))
-    with suppress(ImportError, OSError, ValueError):
-        import resource
-
-        limits.append((resource.getrlimit(resource.RLIMIT_AS)[0], "ulimit -v allows"))
-    return min([each for each in limits if each[0] > 0], default=(None, ""))
+        return (devices[0].memory_stats() or {}).get("bytes_limit"), "a device has"
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine has"
+    process = resource.getrlimit(resource.RLIMIT_AS)[0], "ulimit -v allows"  # -1 = no limit
+    return min(machine, process) if process[0] > 0 else machine

@@ -10,7 +10,6 @@ import numpy as np
 from ..data.ordering.order import source_order
 from ..data.source import Source, take
 from ..layouts.sizes import format_bytes
-from ..mesh.compat import Device
 from ..mesh.keys import make_key
 from ..mesh.processes import is_main_process
 from ..parallel.model import BlockModel, Model
@@ -72,20 +71,19 @@ def check_contract(
     options: Mapping[str, Any],
     model: Model | BlockModel,
     source: Source,
-    device: Device,
     *,
     seed: int,
     shuffle: bool,
 ) -> None:
     """Checks the contract of the user's own model on the first rows of its data, as `model.check` selects.
 
-    Models of the catalog are not checked: their tests do that.
+    The check runs on JAX's default device; nothing moves between processes. Models of the catalog are not checked:
+    their tests do that.
 
     Args:
         options: The section `model`.
         model: The model, not split.
         source: The training examples.
-        device: A device of this process; nothing moves between processes.
         seed: `run.seed`.
         shuffle: `data.shuffle`.
 
@@ -103,9 +101,8 @@ def check_contract(
     order = source_order(samples, source=source, seed=seed, shuffle=shuffle)
     rows = {**take(source, order), "example": samples.astype(np.int32)}
     try:
-        with jax.default_device(device):
-            key = make_key(seed)
-            broken = breaches(model, initial_params(model, key), rows, jax.random.fold_in(key, 0))
+        key = make_key(seed)
+        broken = breaches(model, initial_params(model, key), rows, jax.random.fold_in(key, 0))
     except NotChecked as error:
         _warn_skipped(str(error))
     except Exception as error:  # the model was traced on a device's rows: it may need as many, or the machine failed

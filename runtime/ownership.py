@@ -133,11 +133,9 @@ def start_of(pid: int) -> str:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         return "" if fields[0] in "ZX" else fields[19]
-    except FileNotFoundError:
+    except OSError:
         if Path("/proc/self/stat").exists():
             return ""
-    except OSError:
-        return ""
     try:  # without /proc, only the existence of a process with that number is known
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -22,7 +22,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ import jax
 from ..layouts.paths import flatten_mapping
 from ..mesh.compat import coordination_client, jax_settings
 from ..mesh.errors import UserError
-from ..mesh.processes import PREFIX, broadcast_text, differences, exchange, is_main_process, print_progress, ranks
+from ..mesh.processes import PREFIX, broadcast_text, differences, exchange, is_main_process
 from .build_run import Built
 from .ownership import read_owner, this_place
 from .provenance import Provenance, package_versions
@@ -52,6 +52,7 @@ MAX_LISTED = 8
 MAX_CHARACTERS = 80
 NOT_SET = "not set"
 SAME_EVERYWHERE = "Give all of them the same config, data, software and settings"
+SHARED = "Set run.dir to an absolute path on a file system that all hosts mount"
 SEE_SECONDS = 60.0
 """The time for a file to appear on another host: network file systems cache its absence for so long."""
 POLL_SECONDS = 0.2
@@ -139,24 +140,19 @@ def numeric_settings(environ: Mapping[str, str], settings: Mapping[str, object])
     }
 
 
-def check_same_step(folder: Path, step: int, seconds: float, name: str = "the step to go on from") -> None:
+def check_same_step(step: int, seconds: float, name: str = "the step to go on from") -> None:
     """Checks that all processes would continue from the same checkpoint. Every process of the run calls this.
 
     Args:
-        folder: The absolute path of `run.dir`.
         step: The step of the latest checkpoint that this process sees; 0 = none.
         seconds: Seconds to wait for the other processes.
         name: The name of this comparison, used once.
 
     Raises:
-        NotShared: Some see other checkpoints; names them.
+        Disagreement: Some see other checkpoints; names them.
         ProcessesMissing: Some did not answer in time.
     """
-    steps = exchange(name, str(step), seconds=seconds)
-    other = next((rank for rank, each in enumerate(steps) if each != steps[0]), None)
-    if other is not None:
-        wait_until_all_know()
-        raise not_shared(folder, other, differences("latest checkpoint there", steps))
+    agree(name, {"latest checkpoint in run.dir": str(step)}, seconds, SHARED)
 
 
 def check_shared(folder: Path, seconds: float) -> None:
@@ -176,27 +172,20 @@ def check_shared(folder: Path, seconds: float) -> None:
     token, place = (owner.token, owner.place) if owner else ("", "")
     token, place = json.loads(broadcast_text("run.dir is owned", json.dumps([token, place]), seconds=seconds))
     patience = 0.0 if place == this_place() else min(seconds, SEE_SECONDS)  # on one host, files are visible at once
-    seen = _sees(folder, token, patience)
+
+    def is_owned() -> bool:
+        owner = read_owner(folder)
+        return owner is not None and owner.token == token
+
+    seen = wait_until_visible(is_owned, folder, patience)
     answers = exchange("run.dir is seen", "yes" if seen else "no", seconds=seconds + SEE_SECONDS)
     blind = [rank for rank, answer in enumerate(answers) if answer != "yes"]
     if blind:
         wait_until_all_know()
-        raise not_shared(folder, blind[0])
-
-
-def not_shared(folder: Path, rank: int, seen: str = "") -> NotShared:
-    """Returns the error of a directory that a process does not share with process 0.
-
-    Args:
-        folder: `run.dir`.
-        rank: The other process.
-        seen: The difference between them.
-    """
-    return NotShared(
-        f"run.dir is not shared between {ranks([0, rank])}: {folder} of one is not that of the other"
-        f"{f' ({seen})' if seen else ''}. Every process writes its part of a checkpoint into it. Set run.dir to an "
-        "absolute path on a file system that all hosts mount."
-    )
+        raise NotShared(
+            f"run.dir is not shared between ranks 0 and {blind[0]}: {folder} of one is not that of the other. Every "
+            f"process writes its part of a checkpoint into it. {SHARED}."
+        )
 
 
 def wait_until_all_know() -> None:
@@ -239,8 +228,7 @@ def agree(name: str, found: Mapping[str, str], seconds: float, fix: str = SAME_E
         Disagreement: They differ; names the differences and the ranks.
         ProcessesMissing: Some did not answer in time.
     """
-    say = print_progress if is_main_process() else (lambda line: None)
-    texts = exchange(name, json.dumps(found), seconds=seconds, say=say)
+    texts = exchange(name, json.dumps(found), seconds=seconds)
     if len(set(texts)) == 1:
         return
     answers = [json.loads(text) for text in texts]
@@ -264,14 +252,22 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 4]} ..."
 
 
-def _sees(folder: Path, token: str, seconds: float) -> bool:
-    """Returns True if the owner's mark is in a directory, or appears in time."""
+def wait_until_visible(is_visible: Callable[[], bool], folder: Path, seconds: float) -> bool:
+    """Waits until this process sees what another host has written to a directory.
+
+    Args:
+        is_visible: Returns True if this process sees it.
+        folder: The directory, which may be missing.
+        seconds: The time limit.
+
+    Returns:
+        False if it is not visible in time.
+    """
     deadline = time.monotonic() + seconds
     while True:
-        if os.path.isdir(folder):
+        with suppress(OSError):
             os.listdir(folder)  # refreshes the cache of a network file system
-        owner = read_owner(folder)
-        if owner is not None and owner.token == token:
+        if is_visible():
             return True
         if time.monotonic() > deadline:
             return False

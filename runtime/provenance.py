@@ -20,6 +20,7 @@ import jax
 
 from ..configs.config_text import as_plain
 from ..data.source import Splits
+from ..mesh.device_mesh import DeviceMesh
 from ..mesh.errors import UserError
 from ..models.lora import lora_config
 from .build_run import Built, data_facts
@@ -143,18 +144,20 @@ def remarks(before: Provenance | None, now: Provenance, source: str, *, goes_on:
         )
     if before is None and goes_on:
         lines.append(f"{NAME} is missing: data and model cannot be compared with those of the run.")
-    if before is not None and (changed := changed_files(before.code, now.code)):
+    if before is not None and (changed := changed_code(before.code, now.code)):
         lines.append(
-            f"warning: {changed} changed since this run was made, and may compute something else. If that is not "
-            "intended, set it back, choose another run.dir, or start anew with --fresh, which moves this run aside."
+            f"warning: {changed}. If that is not intended, set it back, choose another run.dir, or start anew with "
+            "--fresh, which moves this run aside."
         )
     return lines
 
 
-def changed_files(before: Mapping[str, tuple[str, str]], now: Mapping[str, tuple[str, str]]) -> str:
-    """Returns the files with a different source, with their verb; "" if there are none."""
+def changed_code(before: Mapping[str, tuple[str, str]], now: Mapping[str, tuple[str, str]]) -> str:
+    """Returns a message, without a period, that names the files with a different source; "" if there are none."""
     paths = [path for module, (path, hashed) in now.items() if before.get(module, ("", hashed))[1] != hashed]
-    return f"{', '.join(paths)} {'has' if len(paths) == 1 else 'have'}" if paths else ""
+    has = "has" if len(paths) == 1 else "have"
+    since = "changed since this run was made, and may compute something else"
+    return f"{', '.join(paths)} {has} {since}" if paths else ""
 
 
 def changed_data(folder: Path, splits: Splits) -> str:
@@ -188,13 +191,8 @@ def changed_model(folder: Path, name: str) -> str:
         UserError: provenance.json is corrupt.
     """
     before = read_provenance(folder) if ":" in name else None
-    changed = changed_files(before.code, user_code(name)) if before else ""
-    if not changed:
-        return ""
-    return (
-        f"model.name={name}: {changed} changed since the run in {folder} was made, and may compute something else than "
-        "what was trained. Set it back if that is not intended."
-    )
+    changed = changed_code(before.code, user_code(name)) if before else ""
+    return f"{folder}: {changed}. Set it back if that is not intended." if changed else ""
 
 
 def describe_run(built: Built) -> dict[str, Any]:
@@ -213,7 +211,7 @@ def describe_run(built: Built) -> dict[str, Any]:
         "versions": package_versions(),
         "model": built.model.name,
         "parameters": built.layouts.num_parameters,
-        "mesh": {name: mesh.axis_size(name) for name in mesh.axis_names if mesh.axis_size(name) > 1},
+        "mesh": _sizes(mesh),
         "devices": mesh.size,
         "processes": jax.process_count(),
         "strategy": plain["strategy"],
@@ -223,6 +221,15 @@ def describe_run(built: Built) -> dict[str, Any]:
         "lora_scale": None if adapters is None else adapters.scale,
         "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def mesh_text(mesh: DeviceMesh) -> str:
+    """Returns the axes of a mesh with their sizes, if over 1: "mesh data 2 x fsdp 4"."""
+    return f"mesh {' x '.join(f'{name} {size}' for name, size in _sizes(mesh).items()) or '1 device'}"
+
+
+def _sizes(mesh: DeviceMesh) -> dict[str, int]:
+    return {name: mesh.axis_size(name) for name in mesh.axis_names if mesh.axis_size(name) > 1}
 
 
 def package_versions() -> dict[str, str]:

@@ -1,9 +1,8 @@
 """Reduces a config for verification: fewer rows, positions and layers, narrower, with smaller tables.
 
 Sizes become smaller and keep their divisors: a dim that the mesh's sizes divide is still divided by them, and one that
-they do not divide still is not. The optimizer behaves the same: dims of 128 or more stay so if adafactor or the user's
-own optimizer depends on them, and the longer dim of a matrix stays the longer one for muon. Each reduction is tried; if
-a strategy rejects it, a weaker one is used.
+they do not divide still is not. Dims of 128 or more stay so for adafactor, which factors only these, and for the user's
+own optimizer. Each reduction is tried; if a strategy rejects it, a weaker one is used.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,14 +12,11 @@ from math import gcd, prod
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from ..configs.checks import axis_sizes, resolved_sizes
 from ..configs.config_paths import search_path
 from ..configs.config_text import as_plain
 from ..configs.schema import Config
-from ..data.ordering.order import source_order
-from ..data.source import Source, take
 from ..data.splits import Splits, open_splits
 from ..layouts.paths import flatten_mapping, in_blocks, leaves_with_paths
 from ..models.catalog import MODELS
@@ -35,8 +31,6 @@ MIN_LENGTH, MIN_LAYERS, MIN_WIDTH, MIN_HEAD, MIN_VOCABULARY = 8, 2, 16, 4, 256
 TOKENS = ("inputs", "targets")
 FACTORED = 128
 """Adafactor factors a matrix if two of its dims have at least this many elements."""
-ADAM_GROUPS = ("embed", "head")
-"""Groups of parameters that muon leaves to adam."""
 MAX_CLIP_NORM = 1e-3
 """A norm that the gradients of a model that learns exceed, so that clipping is active."""
 
@@ -60,10 +54,6 @@ class Reduced(NamedTuple):
         model = configured_model(self.config, self.splits)
         return dict(leaves_with_paths(abstract_parameters(model, self.config.precision)))
 
-    def uses(self, *names: str) -> bool:
-        """Returns True if the optimizer is one of these, or the user's own, which may behave like any of them."""
-        return any(name in names or ":" in name for name in self.config.optimizer.names)
-
 
 def reduce_config(config: Config, precision: Precision, devices: list[str]) -> Reduced:
     """Finds the smallest config of the same structure that the strategy accepts.
@@ -85,9 +75,8 @@ def reduce_config(config: Config, precision: Precision, devices: list[str]) -> R
     given = Reduced(replace(config, precision=precision), splits)
     config = replace(given.config, data=data) if splits.vocabulary else given.config
     for options in _smaller_models(given, sizes):
-        smaller = Reduced(replace(config, model=options), _fold_vocabulary(splits, options))
-        if not _optimized_alike(smaller, original):
-            continue
+        folded = _fold_vocabulary(splits, options, config.train.global_batch)
+        smaller = Reduced(replace(config, model=options), folded)
         for rows in _divisors(config.train.global_batch):
             train = replace(config.train, global_batch=rows, clip_norm=min(config.train.clip_norm, MAX_CLIP_NORM))
             candidate = smaller._replace(config=replace(smaller.config, train=train))
@@ -109,29 +98,6 @@ def _works(candidate: Reduced, devices: list[str]) -> bool:
     except (ValueError, TypeError) as error:
         return refused(error, built.layouts) is not None
     return True
-
-
-def _optimized_alike(candidate: Reduced, original: Built) -> bool:
-    """Returns True if an optimizer that depends on sizes treats every array of the smaller model like the original."""
-    factors, orients = candidate.uses("adafactor"), candidate.uses("muon")
-    if not (factors or orients):
-        return True
-    before = {row.path: row.shape for row in original.layouts.table.rows}
-    shapes = candidate.shapes.items()
-    pairs = [(path, before[path], leaf.shape) for path, leaf in shapes if len(before.get(path, ())) == leaf.ndim]
-    if factors and not all(_factored_alike(shape, small) for _, shape, small in pairs):
-        return False
-    hidden = [pair for pair in pairs if pair[0].split("/")[0] not in ADAM_GROUPS]
-    return not orients or all(_is_tall(shape) == _is_tall(small) for _, shape, small in hidden)
-
-
-def _factored_alike(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    return all((size >= FACTORED) == (small >= FACTORED) for size, small in zip(shape[-2:], other[-2:], strict=True))
-
-
-def _is_tall(shape: tuple[int, ...]) -> bool:
-    """Returns True if a matrix has more rows than columns; muon multiplies along the shorter dim."""
-    return len(shape) > 1 and shape[-2] > shape[-1]
 
 
 def _divisors(number: int) -> Iterator[int]:
@@ -162,15 +128,15 @@ def _smaller_model(given: Reduced, sizes: Mapping[str, int]) -> dict[str, Any]:
     devices, inside = prod(sizes.values()), prod(size for axis, size in sizes.items() if axis not in _row_axes())
     pipe = given.config.strategy.get("pipe")
     virtual_stages = getattr(pipe, "size", 1) * (getattr(pipe, "virtual", None) or 1)
-    least = partial(_min_width, given.uses("adafactor"))
+    factors = any(name == "adafactor" or ":" in name for name in given.config.optimizer.names)
+    least = partial(_min_width, factors)
     smaller: dict[str, Any] = {}
     if "heads" in options:
         smaller = _smaller_heads(known, devices, inside, least)
     if "layers" in options:
         smaller["layers"] = shrink(known.layers, virtual_stages, max(MIN_LAYERS, virtual_stages))
     if "mlp_width" in options:
-        longer = 2 * smaller["width"] if given.uses("muon") and known.mlp_size > known.width else 0
-        smaller["mlp_width"] = shrink(known.mlp_size, devices, max(longer, least(known.mlp_size)))
+        smaller["mlp_width"] = shrink(known.mlp_size, devices, least(known.mlp_size))
     if "vocabulary" in options:
         smaller["vocabulary"] = shrink(known.vocabulary or given.splits.vocabulary or 0, devices, MIN_VOCABULARY)
     if "widths" in options:
@@ -194,12 +160,10 @@ def _smaller_heads(known: Any, devices: int, inside: int, least: Callable[..., i
         if all(_alike(few * size, width, devices) and few * size >= least(width, 0) for width, few in widths)
     )
     size = next(fitting, known.head_size)
-    smaller = {"heads": heads, "kv_heads": kv_heads if known.kv_heads else 0}
-    if known.head_width and known.heads * known.head_size == known.width:
-        return {**smaller, "head_width": size, "width": heads * size}
-    if known.head_width:
-        return {**smaller, "head_width": size, "width": shrink(known.width, devices, least(known.width))}
-    return {**smaller, "width": heads * size}
+    follows = known.heads * known.head_size == known.width
+    width = heads * size if follows else shrink(known.width, devices, least(known.width))
+    head_width = {"head_width": size} if known.head_width else {}
+    return {"heads": heads, "kv_heads": kv_heads if known.kv_heads else 0, "width": width, **head_width}
 
 
 def shrink(number: int, modulus: int, least: int) -> int:
@@ -239,35 +203,14 @@ def _split_sizes(axis: str, original: Built, shapes: Mapping[str, jax.ShapeDtype
             yield prod(leaf.shape[first:]) * leaf.dtype.itemsize // parts
 
 
-def _fold_vocabulary(splits: Splits, options: Mapping[str, Any]) -> Splits:
-    """Returns the same examples with token ids folded into a smaller vocabulary, if the model has one."""
+def _fold_vocabulary(splits: Splits, options: Mapping[str, Any], rows: int) -> Splits:
+    """Returns the first examples with token ids modulo a smaller vocabulary, if the model has one; else the splits."""
     vocabulary = options.get("vocabulary", 0) if options["name"] in MODELS else 0
     if not vocabulary or not splits.vocabulary or vocabulary >= splits.vocabulary:
         return splits
-    return splits._replace(train=Folded(splits.train, vocabulary), evaluation=None, vocabulary=vocabulary)
-
-
-class Folded:
-    """The examples of a source, with token ids modulo a smaller vocabulary."""
-
-    def __init__(self, source: Source, vocabulary: int) -> None:
-        self.source, self.vocabulary = source, vocabulary
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def order(self, samples: np.ndarray, *, seed: int, shuffle: bool) -> np.ndarray:
-        """Returns the examples of samples, as in the source."""
-        return source_order(samples, source=self.source, seed=seed, shuffle=shuffle)
-
-    def __getitem__(self, index: int, /) -> dict[str, np.ndarray]:
-        """Returns one example."""
-        return {name: rows[0] for name, rows in self.take(np.array([index])).items()}
-
-    def take(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
-        """Returns the examples at `indices`, stacked on dim 0."""
-        examples = take(self.source, indices)
-        return {name: rows % self.vocabulary if name in TOKENS else rows for name, rows in examples.items()}
+    examples = (splits.train[index] for index in range(min(rows, len(splits.train))))
+    folded = [{name: each % vocabulary if name in TOKENS else each for name, each in row.items()} for row in examples]
+    return splits._replace(train=folded, evaluation=None, vocabulary=vocabulary)
 
 
 def _changes(given: Reduced, reduced: Reduced) -> dict[str, tuple[Any, Any]]:

@@ -14,6 +14,7 @@ from jax import Array
 
 from ..checkpoints.manager import Checkpoints
 from ..configs.config_text import as_plain
+from ..configs.schema import Config
 from ..data.ordering.buckets import BucketedSource
 from ..data.ordering.order import batch_number
 from ..data.source import Source, Splits
@@ -37,7 +38,7 @@ from .ownership import Ownership
 from .rollbacks import Rollbacks, data_position
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class RunContext:
     """The parts of a run that stay the same from its first step to its last, across rollbacks.
 
@@ -61,10 +62,15 @@ class RunContext:
     guards: Guards
     rollbacks: Rollbacks
 
+    @property
+    def config(self) -> Config:
+        """The configuration."""
+        return self.built.config
+
     @cached_property
     def evaluated_params(self) -> Callable[[TrainState], Params]:
         """Returns what evaluations read of a state: the parameters, or their averages (`optimizer.ema.evaluate`)."""
-        averages = self.built.config.optimizer.ema.evaluate
+        averages = self.config.optimizer.ema.evaluate
         return average_reader(self.built.layouts) if averages else attrgetter("params")
 
 
@@ -81,7 +87,7 @@ class StepHooks:
         Raises:
             UserError: A callback cannot work.
         """
-        self._context, self._built, self._config = context, context.built, context.built.config
+        self._context, self._built, self._config = context, context.built, context.config
         callbacks = configured_callbacks(self._config)
         self.seen = run_for_callbacks(
             self._built,
@@ -96,7 +102,7 @@ class StepHooks:
             self.seen,
             context.gate,
             evaluates_at=self._evaluates_at,
-            saves_at=self.saves_at,
+            saves_at=self._saves_at,
             evaluate=self.evaluate,
             save=self.save,
             seconds=self._config.timeouts.rendezvous,
@@ -104,12 +110,6 @@ class StepHooks:
         self.recorder = Recorder(
             self._built, context.display, self.seen, self.conductor, rollbacks=len(context.rollbacks)
         )
-
-    def pause(self, number: int, state: TrainState) -> dict[str, float]:
-        """Compares the replicas before a save, and evaluates, if they are due."""
-        if self.saves_at(number):
-            self._context.guards.compare(number, state)
-        return self.conductor.pause(number, state)
 
     def after_pause(self, number: int, state: TrainState) -> TrainState:
         """Saves if a save is due, and does what callbacks requested."""
@@ -122,7 +122,7 @@ class StepHooks:
         self._context.checkpoints.check()
         self.recorder(progress)
 
-    def saves_at(self, number: int) -> bool:
+    def _saves_at(self, number: int) -> bool:
         """Returns True if the run saves after a step, without any request of a callback."""
         return is_due(number, self._config.checkpoint.every, self._config.train.steps)
 
@@ -150,10 +150,9 @@ class StepHooks:
         return {f"eval_{name}": value for name, value in found.items()}
 
     def save(self, number: int, state: TrainState, notes: Mapping[str, Any]) -> None:
-        """Starts an asynchronous save."""
+        """Compares the replicas, and starts an asynchronous save."""
         context = self._context
-        if not self.saves_at(number):  # otherwise, `pause` has compared the replicas
-            context.guards.compare(number, state)
+        context.guards.compare(number, state)
         with context.guards.watchdog.phase(number, "save"):
             context.ownership.check()
             stored = stored_order(self._built.layouts).to_model(state)

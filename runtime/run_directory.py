@@ -1,7 +1,6 @@
 """The run directory: claimed for a new run, or checked to hold this run before it continues."""
 
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -15,7 +14,7 @@ from ..configs.secret_variables import is_secret
 from ..layouts.paths import flatten_mapping
 from ..mesh.errors import UserError
 from ..mesh.files import absolute_path, write_text
-from ..mesh.processes import exchange, is_main_process, print_progress
+from ..mesh.processes import exchange, is_main_process
 from ..training.metrics import read_metrics
 from ..training.run_files import PIECES, reason
 from .machine_check import MACHINE, check_directory, explain_unusable
@@ -58,62 +57,67 @@ def adopt_directory(config: Config, provenance: Provenance | None = None, *, fre
         written = read_run_config(given, REMEDY) if given.exists() else {}
         if is_run(folder):
             _check_same_run(folder, written, as_plain(config))
-            _check_metrics(folder / "metrics.jsonl")
+            if (folder / "metrics.jsonl").exists():
+                read_metrics(folder / "metrics.jsonl")  # a line that no run wrote is an error
             before = read_provenance(folder)
             if before and provenance:
                 check_data(folder, before, provenance)
         elif written and not {*as_plain(Config())} <= {*written}:
             fix = "Rename it, or set run.dir to another directory."
             raise UserError(f"{given} was not written by a run, which would replace it. {fix}")
-    _wait_for_all("the folder of the run was read", config.timeouts.rendezvous)
+    exchange("the folder of the run was read", "", seconds=config.timeouts.rendezvous)
     return folder
 
 
+def claim_directory(folder: Path, ownership: Ownership, seconds: float) -> None:
+    """Takes an adopted directory, which need not exist, in process 0. Every process of the run calls this.
+
+    Args:
+        folder: The result of `adopt_directory`.
+        ownership: The ownership of the directory.
+        seconds: Seconds to wait for the other processes.
+
+    Raises:
+        UserError: The directory cannot be created.
+        DirectoryInUse: It belongs to another job.
+        NotShared: Some processes see another directory under its name.
+        DirectoryUnavailable: The file system is full, read-only or broken.
+    """
+    if is_main_process():
+        make_directory(folder)
+        ownership.take()
+    check_shared(folder, seconds)
+
+
 def write_config(
-    config: Config,
-    folder: Path,
-    provenance: Provenance | None = None,
-    *,
-    fresh: bool = False,
-    ownership: Ownership | None = None,
-    on_claim: Callable[[], list[str]] = list,
+    config: Config, folder: Path, provenance: Provenance | None = None, *, fresh: bool = False
 ) -> list[str]:
-    """Claims an adopted directory, and writes provenance.json and the whole config as config.yaml, each atomically.
+    """Writes provenance.json and the whole config as config.yaml, each atomically.
 
     Every process of the run calls this; process 0 writes, and the others wait for it.
 
     Args:
         config: The run's configuration.
-        folder: The result of `adopt_directory`.
+        folder: The directory of the run, which belongs to it.
         provenance: The origin of the run; None writes no provenance.json.
         fresh: Whether to move aside the content of the directory first.
-        ownership: The ownership of the directory; process 0 takes it before it writes.
-        on_claim: Called after the claim; raises an error if the directory has changed, and returns lines to print.
 
     Returns:
         Lines about what was moved.
 
     Raises:
-        UserError: The directory cannot be created, or its content cannot be moved.
-        DirectoryInUse: It belongs to another job.
-        NotShared: Some processes see another directory under its name.
+        UserError: The content of the directory cannot be moved.
         DirectoryUnavailable: The file system is full, read-only or broken.
     """
     lines: list[str] = []
-    if ownership is not None:
-        if is_main_process():
-            make_directory(folder)
-            ownership.take()
-        check_shared(folder, config.timeouts.rendezvous)
     if is_main_process():
         make_directory(folder)
-        lines = on_claim()
-        lines += _set_aside(folder) if fresh else []
+        lines = _set_aside(folder) if fresh else []
         if provenance is not None:
             write_text(folder / PROVENANCE, to_json(provenance))
         secret = any(map(is_secret, config.launch.environment))
         write_text(folder / "config.yaml", resolved_yaml(config), mode=0o600 if secret else None)
-    _wait_for_all("the folder of the run was written", config.timeouts.rendezvous)
+    exchange("the folder of the run was written", "", seconds=config.timeouts.rendezvous)
     return lines
 
 
@@ -167,35 +171,18 @@ def _set_aside(folder: Path) -> list[str]:
 
 def _aside(folder: Path) -> Path:
     """Returns the first of run.old-1, run.old-2, ... that does not exist."""
-    return _first_free(folder.with_name(f"{folder.name}.old"))
-
-
-def _first_free(path: Path) -> Path:
-    numbered = (path.with_name(f"{path.name}-{number}") for number in count(1))
+    numbered = (folder.with_name(f"{folder.name}.old-{number}") for number in count(1))
     return next(each for each in numbered if not os.path.lexists(each))
-
-
-def _check_metrics(path: Path) -> None:
-    """Raises an error if metrics.jsonl is not the log of a run, because it would be rewritten."""
-    if not path.exists():
-        return
-    wrong = [str(record) for record in read_metrics(path) if type(record.get("step")) is not int]
-    unfinished = path.read_bytes().strip(b"\0").rpartition(b"\n")[2]
-    if unfinished and not unfinished.startswith(b"{"):
-        wrong.append(repr(unfinished[:80]))
-    if wrong:
-        raise UserError(f"{path} is not the log of a run, it contains {wrong[0][:90]}. Restore it, {REMEDY}")
 
 
 def _check_same_run(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     if not before:
         raise UserError(f"{folder} holds a run, but its config.yaml is missing. Restore it, {REMEDY}")
-    keys = sorted({*flatten_mapping(before), *flatten_mapping(now)})
-    rules = {key: rule for key in keys if (rule := rule_of(key)) is not None and is_fixed(key)}
+    there, here = flatten_mapping(before), flatten_mapping(now)
     differences = "".join(
-        f"\n  {key}: {_get(before, key)!r} there, {_get(now, key)!r} here ({rule.why})"
-        for key, rule in rules.items()
-        if _get(before, key) != _get(now, key)
+        f"\n  {key}: {there.get(key)!r} there, {here.get(key)!r} here ({rule.why})"
+        for key in sorted({*there, *here})
+        if there.get(key) != here.get(key) and is_fixed(key) and (rule := rule_of(key))
     )
     if differences:
         raise UserError(
@@ -203,13 +190,3 @@ def _check_same_run(folder: Path, before: dict[str, Any], now: dict[str, Any]) -
             f"Set these keys back to continue that run, {REMEDY} With another run.dir, checkpoint.start_from={folder} "
             "begins with its parameters. Which keys may change when a run continues: spmdkit train --help-restart."
         )
-
-
-def _get(values: Any, key: str) -> Any:
-    for name in key.split("."):
-        values = values.get(name) if isinstance(values, dict) else None
-    return values
-
-
-def _wait_for_all(what: str, seconds: float) -> None:
-    exchange(what, "", seconds=seconds, say=print_progress if is_main_process() else (lambda line: None))

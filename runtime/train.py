@@ -4,28 +4,24 @@ This file and `training_run.py` show the whole run. All checks come first: nothi
 and a checkpoint and the first batch are read. A command that fails earlier leaves no trace.
 """
 
-from collections.abc import Iterable
 from contextlib import ExitStack
-from functools import partial
 
 from ..checkpoints.manager import Checkpoints
 from ..configs.config_text import as_plain
 from ..configs.schema import Config
 from ..parallel.sharding.stored_order import stored_order
 from ..training.display import Display
-from ..training.loop import is_due
 from ..training.stopping.gate import stops_on_signals
 from .build_run import Built, build, keep_programs
 from .compilation import Compilation
 from .finish import Reporter, explain_missing_sample
 from .guards.guards import Guards
 from .machine_check import check_memory
-from .ownership import DirectoryInUse, Ownership
+from .ownership import Ownership
 from .process_check import agree_on_config, check_same_step
-from .provenance import describe_run, provenance_of, read_provenance, remarks
+from .provenance import describe_run, mesh_text, provenance_of, read_provenance, remarks
 from .rollbacks import Rollbacks
-from .run_context import RunContext
-from .run_directory import adopt_directory, is_run, write_config
+from .run_directory import adopt_directory, is_run
 from .training_run import TrainingRun
 from .warm_start import WarmStart
 
@@ -52,22 +48,7 @@ def train(config: Config, *, fresh: bool = False, reporter: Reporter | None = No
     """
     with ExitStack() as stack:
         run = _prepare(config, stack, fresh=fresh, reporter=reporter)
-        checkpoints, start = run.checkpoints, run.start
-
-        def claim_directory(corrupt: Iterable[int]) -> list[str]:
-            def keep_aside() -> list[str]:
-                found = 0 if fresh else checkpoints.latest() or 0
-                if found != start:
-                    raise DirectoryInUse(
-                        f"run.dir {run.folder} held step {start} when this command began, and holds step {found} now: "
-                        "another job has trained there meanwhile. Start the command again to go on from there."
-                    )
-                return [f"Kept as {path}." for path in checkpoints.keep_aside(corrupt)]
-
-            claim = {"ownership": run.context.ownership, "on_claim": keep_aside}
-            return write_config(config, run.folder, run.provenance, fresh=fresh, **claim)
-
-        run.run(claim_directory)
+        run.run()
     return run.exit_code
 
 
@@ -92,7 +73,7 @@ def _prepare(config: Config, stack: ExitStack, *, fresh: bool, reporter: Reporte
     )
     stack.enter_context(checkpoints)
     start = 0 if fresh else checkpoints.latest() or 0
-    check_same_step(folder, start, rendezvous)
+    check_same_step(start, rendezvous)
     if start:
         checkpoints.check_fits()
     warm_start = None
@@ -112,23 +93,25 @@ def _prepare(config: Config, stack: ExitStack, *, fresh: bool, reporter: Reporte
     rollbacks = Rollbacks(config.train.max_rollbacks, config.train.global_batch, folder, rendezvous, fresh=fresh)
     for line in rollbacks.lines():
         display.message(line)
-    saves_at = partial(is_due, every=config.checkpoint.every, last=config.train.steps)
-    context = RunContext(
+    return TrainingRun(
         built=built,
         folder=folder,
         checkpoints=checkpoints,
         display=display,
         ownership=stack.enter_context(Ownership(folder, display.message)),
         gate=gate,
-        guards=Guards(config.guards, config.timeouts, display.message, saves_at),
+        guards=Guards(config.guards, config.timeouts, display.message),
         rollbacks=rollbacks,
+        provenance=provenance,
+        latest=start,
+        fresh=fresh,
+        warm_start=warm_start,
+        compilation=compilation,
+        reporter=reporter,
     )
-    return TrainingRun(context, provenance, start, warm_start, compilation, reporter)
 
 
 def title(built: Built) -> str:
     """Returns the model, the data and the mesh as one line."""
-    mesh = built.layouts.mesh
-    axes = " x ".join(f"{name} {mesh.axis_size(name)}" for name in mesh.axis_names if mesh.axis_size(name) > 1)
-    parameters = built.layouts.num_parameters
-    return f"{built.model.name}, {parameters:,} parameters, {built.splits.description}; mesh {axes or '1 device'}"
+    parameters = f"{built.layouts.num_parameters:,} parameters"
+    return f"{built.model.name}, {parameters}, {built.splits.description}; {mesh_text(built.layouts.mesh)}"

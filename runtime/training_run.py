@@ -6,15 +6,15 @@ first batch are read, and all processes agree.
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from itertools import chain, islice
 
 import numpy as np
 
-from ..checkpoints.damage import SaveFailed
+from ..checkpoints.damage import DamagedCheckpoint, SaveFailed
 from ..checkpoints.replicas import ReplicasDiffer
 from ..configs.config_paths import search_path
 from ..data.batches import further_batches
-from ..mesh.errors import UserError
 from ..mesh.exit_codes import FINISHED, TRY_AGAIN
 from ..mesh.processes import is_main_process, local_copy
 from ..models.catalog import initial_params
@@ -22,61 +22,56 @@ from ..parallel.model import Batch, Params
 from ..parallel.sharding.stored_order import stored_order
 from ..parallel.step.loss_scaling import MAX_CONSECUTIVE_SKIPS, is_dynamic
 from ..parallel.step.state import TrainState
+from ..training.callbacks.conductor import restore_callbacks
 from ..training.callbacks.fit import run_with_callbacks
 from ..training.loop import StepLeftOut
+from ..training.metrics import read_metrics
 from ..training.steps.not_finite import Diverged
+from .build_run import configured_callbacks
 from .compilation import Compilation
-from .explain import explain_built
-from .finish import Reporter, finish, is_finished
+from .explain import Explanation, explain_built
+from .finish import Ending, Reporter, baselines, describe_losses, measured_memory, sample_text, writes_text
 from .goodput import NAME as GOODPUT
 from .goodput import read_goodput
+from .ownership import DirectoryInUse
 from .process_check import agree_on_start, check_same_step
 from .provenance import Provenance
 from .rollbacks import batches_after, check_first_batch, check_position
 from .run_context import RunContext, StepHooks
+from .run_directory import claim_directory, write_config
 from .warm_start import WarmStart
 
 
-class TrainingRun:
-    """A run in progress, from its first step to its last."""
+@dataclass(kw_only=True)
+class TrainingRun(RunContext):
+    """A run in progress, from its first step to its last.
 
-    def __init__(
-        self,
-        context: RunContext,
-        provenance: Provenance,
-        start: int,
-        warm_start: WarmStart | None,
-        compilation: Compilation,
-        reporter: Reporter | None,
-    ) -> None:
-        """Stores what was built and checked.
+    Attributes:
+        provenance: Its data and code, for all processes to agree on.
+        start: Steps done in the state that it starts from.
+        latest: The step of the latest checkpoint when the run was built; 0 = none.
+        fresh: Whether what is in the directory is moved aside.
+        warm_start: The source of its first parameters; None if they are initialized.
+        compilation: Counts the compiled programs.
+        reporter: Writes its report; None writes none.
+    """
 
-        Args:
-            context: The run, its directory and its guards.
-            provenance: Its data and code, for all processes to agree on.
-            start: Steps done.
-            warm_start: The source of its first parameters; None if they are initialized.
-            compilation: Counts the compiled programs.
-            reporter: Writes its report; None writes none.
-        """
-        self.context = context
-        self.built, self.config = context.built, context.built.config
-        self.folder, self.checkpoints, self.display = context.folder, context.checkpoints, context.display
-        self.gate, self.guards, self.rollbacks = context.gate, context.guards, context.rollbacks
-        self.provenance, self.warm_start = provenance, warm_start
-        self.compilation, self.reporter = compilation, reporter
-        self.start = start
+    provenance: Provenance
+    latest: int
+    fresh: bool
+    warm_start: WarmStart | None
+    compilation: Compilation
+    reporter: Reporter | None
+
+    def __post_init__(self) -> None:
+        """Creates the work around the steps."""
+        self.start = self.latest
         self.stopped_after: int | None = None
-        self.hooks = StepHooks(context, start)
+        self.hooks = StepHooks(self, self.start)
 
-    def run(self, claim_directory: Callable[[Iterable[int]], list[str]]) -> None:
-        """Restores or initializes, trains the remaining steps, and finishes; a finished run is left unchanged.
-
-        Args:
-            claim_directory: Writes to the run directory that it belongs to this run, and moves the corrupt checkpoints
-                of these steps aside; called after the last check. Returns lines to print.
-        """
-        if is_finished(self.built, self.folder, self.checkpoints, self.start, self.reporter, self.display.message):
+    def run(self) -> None:
+        """Restores or initializes, trains the remaining steps, and finishes; a finished run is left unchanged."""
+        if self.is_finished():
             return
         self.guards.times.switch("compile")
         explanation = explain_built(self.built)  # compiles the step, which then starts at once
@@ -95,8 +90,7 @@ class TrainingRun:
             first = list(islice(batches, 1))
             for batch in first:
                 check_first_batch(batch, self.start, self.rollbacks.left_out)
-            for line in claim_directory(corrupt):
-                self.display.message(line)
+            self.claim_directory(corrupt)
             self.compilation.write(self.folder, self.built.xla)
             if self.reporter is not None and is_main_process():
                 self.reporter.start(self.built, explanation, self.folder)
@@ -109,7 +103,62 @@ class TrainingRun:
                     self.display.message(str(goodput))
         self.compilation.write(self.folder, self.built.xla)
         if self.is_complete:
-            finish(self.built, explanation, state, self.folder, self.display, self.reporter)
+            self.finish(explanation, state)
+
+    def is_finished(self) -> bool:
+        """Returns True, and prints so, if the run is trained and reported."""
+        start, steps, why = self.start, self.config.train.steps, ""
+        if start and self.config.callbacks:
+            with suppress(DamagedCheckpoint):  # the run goes back to the one before it
+                why = restore_callbacks(configured_callbacks(self.config), self.checkpoints.notes(start))
+        if (start < steps and not why) or (self.reporter and not self.reporter.is_finished(self.folder, start)):
+            return False
+        reason, more = (f" ({why})", "Change callbacks") if why and start < steps else ("", "Raise train.steps")
+        self.display.message(
+            f"{self.folder} is finished: it holds step {start} of {steps}{reason}. {more} to go on, or start anew with "
+            "another run.dir or --fresh."
+        )
+        return True
+
+    def claim_directory(self, corrupt: Iterable[int]) -> None:
+        """Takes the directory after the last check, moves the corrupt checkpoints of these steps aside, and writes.
+
+        Raises:
+            DirectoryInUse: It belongs to another job, or another one has trained in it meanwhile.
+        """
+        claim_directory(self.folder, self.ownership, self.config.timeouts.rendezvous)
+        if is_main_process():
+            found = 0 if self.fresh else self.checkpoints.latest() or 0
+            if found != self.latest:
+                raise DirectoryInUse(
+                    f"run.dir {self.folder} held step {self.latest} when this command began, and holds step {found} "
+                    "now: another job has trained there meanwhile. Start the command again to go on from there."
+                )
+            for path in self.checkpoints.keep_aside(corrupt):
+                self.display.message(f"Kept as {path}.")
+        for line in write_config(self.config, self.folder, self.provenance, fresh=self.fresh):
+            self.display.message(line)
+
+    def finish(self, explanation: Explanation, state: TrainState) -> None:
+        """Prints the results of the run, generates a sample from a language model, and writes the report."""
+        wanted, sample = self.config.sample, None
+        if wanted.length and writes_text(self.built):  # all processes generate together
+            sample = sample_text(self.built, state.params, wanted.prompt, wanted.length, wanted.temperature)
+        if not is_main_process() or self.reporter is None:
+            return
+        if not read_metrics(self.folder / "metrics.jsonl"):
+            self.display.message(
+                "The update of every step was left out: there is nothing to report. Raise train.steps to go on."
+            )
+            return
+        step = int(np.asarray(local_copy(state.step)).flat[0])
+        ending = Ending(step, dict(baselines(self.built)), measured_memory(), sample or "")
+        summary, path = self.reporter.finish(self.built, explanation, self.folder, ending)
+        for line in describe_losses(summary):
+            self.display.message(line)
+        if sample is not None:
+            self.display.message(f"A sample of what it writes:\n\n{sample}\n")
+        self.display.message(f"Wrote {path}")
 
     def batches(self) -> closing[Generator[Batch, None, None]]:
         """Returns the batches of the remaining steps."""
@@ -146,12 +195,12 @@ class TrainingRun:
         self.checkpoints.wait()
         self.start = self.checkpoints.latest() or 0
         number, seconds = len(self.rollbacks) + 1, self.config.timeouts.rendezvous
-        check_same_step(self.folder, self.start, seconds, f"the step to go back to, {number}")
+        check_same_step(self.start, seconds, f"the step to go back to, {number}")
         self.rollbacks.add(step, found, self.start)
-        self.hooks = StepHooks(self.context, self.start)
+        self.hooks = StepHooks(self, self.start)
         state, corrupt, _ = self.first_state()
         self.gate.go_back(self.start, f"going back, {number}", seconds)
-        self.context.ownership.check()
+        self.ownership.check()
         self.display.message(self.rollbacks.write(self.start))
         if is_main_process():
             self.checkpoints.keep_aside(corrupt)
@@ -171,7 +220,6 @@ class TrainingRun:
                 start=self.start,
                 log_every=self.config.run.log_every,
                 on_progress=hooks.record,
-                on_pause=hooks.pause,
                 after_pause=hooks.after_pause,
                 on_stop=self.stop,
                 after_step=self.after_step,
@@ -202,12 +250,6 @@ class TrainingRun:
         notes = self.checkpoints.notes(self.start)
         if "data" in notes:  # not in those of `fit`
             check_position(notes["data"], self.start, self.rollbacks.left_out)
-        done = int(np.asarray(local_copy(restored.state.step)).flat[0])
-        if done != self.start:
-            raise UserError(
-                f"The checkpoint {self.folder / 'checkpoints' / str(self.start)} contains the state after step {done}, "
-                f"not {self.start}. Give its directory the name {done} again, or remove the copy."
-            )
         ended = self.hooks.conductor.restore(notes)
         like = self.built.step.abstract_state()
         return stored_order(self.built.layouts).to_stored(restored.state, like), restored.damaged, ended

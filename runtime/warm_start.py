@@ -9,16 +9,16 @@ with their checksums before the first step.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..checkpoints.damage import DamagedCheckpoint, kind, mismatch
+from ..checkpoints.damage import DamagedCheckpoint, differences, mismatch
 from ..checkpoints.directory import display_path, find
-from ..checkpoints.restore import StoredCheckpoint, restore_together
+from ..checkpoints.restore import StoredCheckpoint, restore_together, stored_arrays
 from ..layouts.paths import leaves_with_paths, map_with_path, match_paths, some
 from ..layouts.sizes import counted
 from ..mesh.keys import make_key
@@ -69,18 +69,27 @@ class WarmStart:
         mine = f"{self._stored.folder.name} (checksums {checksums})"  # hosts may see different latest checkpoints
         fix = "Name one of its steps, as <run>/<step>, by an absolute path on a file system that all hosts mount"
         agree("the checkpoint to start from", {"the step of checkpoint.start_from": mine}, seconds, fix)
-        wanted = {path: leaf for path, leaf in leaves_with_paths(abstract) if leaf.size}
+        wanted = stored_arrays(abstract)
         held = {
             path.removeprefix(GROUP): array for path, array in self._stored.arrays.items() if path.startswith(GROUP)
         }
         matched = match_paths(start_fresh, list({**wanted, **held}), "checkpoint.start_fresh")
         adapters = [] if _has_adapters(held) else [path for path in wanted if _has_adapters([path])]
         self._initialized = frozenset([*adapters, *(path for found in matched.values() for path in found)])
-        _check_fits(
-            self._stored,
-            {path: leaf for path, leaf in wanted.items() if path not in self._initialized},
-            {path: array for path, array in held.items() if path not in self._initialized},
-        )
+        held = {path: array for path, array in held.items() if path not in self._initialized}
+        self._taken = {
+            path: _as_stored(leaf, held.get(path)) for path, leaf in wanted.items() if path not in self._initialized
+        }
+        if problems := differences(self._taken, held):
+            has_more = _has_adapters(held) and not _has_adapters(self._taken)
+            advice = " (it has low-rank adapters: keep its model.lora)" if has_more else ""
+            raise mismatch(
+                f"checkpoint.start_from: the parameters of {display_path(self._stored.folder)} are not those of this "
+                "run's model",
+                problems,
+                f"Set model to what wrote it{advice}, or list the parameters to initialize, or not to take over, in "
+                "checkpoint.start_fresh.",
+            )
 
     def __str__(self) -> str:
         paths = [path for path, _ in leaves_with_paths(self._wanted)]
@@ -96,16 +105,9 @@ class WarmStart:
             DamagedCheckpoint: An array has other bits than were saved.
             CheckpointUnavailable: The machine or the file system cannot read it.
         """
-        wanted = {
-            GROUP + path: jax.ShapeDtypeStruct(
-                leaf.shape, self._stored.arrays[GROUP + path].dtype, sharding=leaf.sharding
-            )
-            for path, leaf in leaves_with_paths(self._wanted)
-            if leaf.size and path not in self._initialized
-        }
         self._reads += 1
         arrays, damage = restore_together(
-            lambda: self._stored.restore(wanted),
+            lambda: self._stored.restore({GROUP + path: leaf for path, leaf in self._taken.items()}),
             self._stored.compare,
             f"the parameters to start from/{self._reads}",
             self._seconds,
@@ -131,23 +133,11 @@ class WarmStart:
         return jax.jit(init)(make_key(self._seed)) if wanted else {}
 
 
-def _check_fits(stored: StoredCheckpoint, wanted: Mapping[str, Any], held: Mapping[str, Any]) -> None:
-    problems = [f"{path}: {kind(leaf)} here, not there" for path, leaf in wanted.items() if path not in held]
-    problems += [f"{path}: {kind(array)} there, not here" for path, array in held.items() if path not in wanted]
-    problems += [
-        f"{path}: {kind(held[path])} there, {kind(leaf)} here"
-        for path, leaf in wanted.items()
-        if path in held and (held[path].shape != leaf.shape or _is_float(held[path]) != _is_float(leaf))
-    ]
-    if problems:
-        has_more = _has_adapters(held) and not _has_adapters(wanted)
-        advice = " (it has low-rank adapters: keep its model.lora)" if has_more else ""
-        raise mismatch(
-            f"checkpoint.start_from: the parameters of {display_path(stored.folder)} are not those of this run's model",
-            problems,
-            f"Set model to what wrote it{advice}, or list the parameters to initialize, or not to take over, in "
-            "checkpoint.start_fresh.",
-        )
+def _as_stored(leaf: jax.ShapeDtypeStruct, array: Any) -> jax.ShapeDtypeStruct:
+    """Returns a parameter with the dtype of its stored array, if both are floating-point numbers."""
+    if array is None or not all(jnp.issubdtype(each.dtype, jnp.floating) for each in (leaf, array)):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, array.dtype, sharding=leaf.sharding)
 
 
 def _with_advice(damage: object) -> str:
@@ -156,7 +146,3 @@ def _with_advice(damage: object) -> str:
 
 def _has_adapters(paths: Iterable[str]) -> bool:
     return any(ADAPTERS in path.split("/") for path in paths)
-
-
-def _is_float(array: Any) -> bool:
-    return bool(jnp.issubdtype(array.dtype, jnp.floating))

@@ -24,7 +24,7 @@ MAX_CODE_LINES = {
     "checkpoints": 1130,
     "training": 2500,
     "configs": 1560,
-    "runtime": 3750,
+    "runtime": 3540,
     "planning": 720,
     "report": 1070,
     "launch": 3990,

@@ -112,9 +112,9 @@ def export(arguments: argparse.Namespace) -> int:
     from ...checkpoints.export import export as run
     from ...checkpoints.restore import StoredCheckpoint
     from ...mesh.errors import UserError
-    from ...runtime.loading.find_run import find_checkpoints, names_folder
+    from ...runtime.loading.find_run import find_run, names_folder
 
-    found = find_checkpoints(arguments.place, arguments.step, arguments.overrides)
+    found = find_run(arguments.place, arguments.step, arguments.overrides).found
     target = add_suffix(arguments.to, Path(arguments.target))
     is_hugging_face = _is_hugging_face(found.run / "config.yaml")
     if is_hugging_face and arguments.to is None and not target.suffix:

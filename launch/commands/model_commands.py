@@ -116,6 +116,7 @@ def predict(arguments: argparse.Namespace) -> int:
     """
     from pathlib import Path
 
+    from ...checkpoints.directory import display_path
     from ...mesh.errors import printable
     from ...mesh.processes import is_main_process
     from ...runtime.loading.rows_file import check_rows_file, write_rows
@@ -131,13 +132,13 @@ def predict(arguments: argparse.Namespace) -> int:
             return 0
         if not arguments.json:
             print(printable(f"{run.title}\n{run.splits.description}"), flush=True)
-        written = write_rows(target, len(source), batches)
+        shapes = write_rows(target, len(source), batches)
         if arguments.json:
-            arrays = {name: list(shape) for name, shape in written.shapes.items()}
-            facts = {"run": str(run.folder), "step": run.step, "file": str(target), "arrays": arrays}
+            facts = {"run": str(run.folder), "step": run.step, "file": str(target), "arrays": shapes}
             print(json.dumps(facts, indent=2))
         else:
-            print(printable(str(written)))
+            each = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in shapes.items())
+            print(printable(f"Wrote {display_path(target)}: {each}."))
     return 0
 
 

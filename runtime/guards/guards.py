@@ -29,28 +29,24 @@ Item = TypeVar("Item")
 class Guards:
     """All guards of this process."""
 
-    def __init__(
-        self, guards: GuardsConfig, timeouts: Timeouts, say: Callable[[str], None], compared: Callable[[int], bool]
-    ) -> None:
+    def __init__(self, guards: GuardsConfig, timeouts: Timeouts, say: Callable[[str], None]) -> None:
         """Prepares the guards.
 
         Args:
             guards: The section `guards`.
             timeouts: The section `timeouts`.
             say: Prints a line.
-            compared: Returns True if `compare` is called after a step, before its state is saved.
         """
-        self._config, self._rendezvous, self._say, self._compared = guards, timeouts.rendezvous, say, compared
+        self._config, self._rendezvous, self._say = guards, timeouts.rendezvous, say
         age = process_age()
         self._began = time.time() - age
         self.times = Times("start", time.monotonic() - age)
         finds_stragglers = guards.stragglers > 0 and jax.process_count() > 1
-        deadlines = (timeouts.step, timeouts.first_step, timeouts.evaluation, timeouts.save)
-        self._watches = finds_stragglers or any(deadlines)
+        limits = (timeouts.step, timeouts.first_step, timeouts.evaluation, timeouts.save)
+        self._watches = finds_stragglers or any(limits)
         self._work = OwnWork(guards.straggler_steps) if finds_stragglers else None
         self.watchdog = Watchdog(
-            timeouts.step,
-            {"first_step": timeouts.first_step, "evaluation": timeouts.evaluation, "save": timeouts.save},
+            timeouts,
             times=self.times,
             work=self._work or (lambda: None),
             stragglers=Stragglers(guards.stragglers, say) if finds_stragglers else None,
@@ -77,19 +73,15 @@ class Guards:
             self.times.switch("start")
         if every:
             self._say(describe_coverage(check, every))
-        self._add(start)
+        self.done(start)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watches the training in a `with` block, and closes the ledger at its end."""
-        try:
-            with self.watchdog.watching() if self._watches else nullcontext():
-                yield
-            if self._ledger is not None:
-                self._ledger.end()
-        finally:
-            if self._ledger is not None:
-                self._ledger.close()
+        """Watches the training in a `with` block."""
+        with self.watchdog.watching() if self._watches else nullcontext():
+            yield
+        if self._ledger is not None:
+            self._ledger.end()
 
     def step(self, step: Any) -> Any:
         """Returns the step of the run, watched and measured as the guards require."""
@@ -122,9 +114,9 @@ class Guards:
         """
         self._started = number
         if self._replicas is not None:
-            self._replicas.after_step(number, state, later=self._compared(number))
+            self._replicas.after_step(number, state)
         if self._ledger is not None and self._ledger.is_due():
-            self._add(number - RUN_AHEAD)
+            self.done(number - RUN_AHEAD)
 
     def compare(self, number: int, state: TrainState) -> None:
         """Compares the replicas of a state; every state is compared before it is saved, whatever the config.
@@ -136,9 +128,9 @@ class Guards:
             self._replicas.compare(number, state)
 
     def done(self, number: int) -> None:
-        """Notes that all steps so far are done."""
+        """Notes in the ledger that all steps so far are done."""
         if self._ledger is not None:
-            self._add(number)
+            self._ledger.add(number, self.times.take())
 
     def suspend(self) -> None:
         """Stops watching until the next batch is requested, because the run rolls back."""
@@ -150,9 +142,5 @@ class Guards:
     def roll_back(self, step: int) -> None:
         """Notes that the steps after one are computed again."""
         if self._ledger is not None:
-            self._add(self._started)
+            self.done(self._started)
             self._ledger.roll_back(step, self._started)
-
-    def _add(self, number: int) -> None:
-        if self._ledger is not None:
-            self._ledger.add(number, self.times.take())

@@ -1,8 +1,9 @@
-"""The notes in which processes publish their progress, and the verdict about which process blocks a run."""
+"""Notes in which processes publish their progress, time limits, and the verdict about which process blocks a run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from ...configs.schema import Timeouts
 from ...mesh.processes import ranks
 
 DEVICE_WAITS = tuple(
@@ -50,6 +51,31 @@ class Note(NamedTuple):
     def place(self) -> tuple[int, int, int]:
         """The position: waiting for data is before the step, and work between two steps is after it."""
         return self.step, ("data", "step").index(self.phase) if self.phase in ("data", "step") else 2, self.done
+
+
+class Deadlines:
+    """The time limits of the phases."""
+
+    def __init__(self, timeouts: Timeouts) -> None:
+        self.first = 1
+        self._timeouts = timeouts
+
+    def of(self, note: Note) -> tuple[float, str]:
+        """Returns the time limit of a note's phase, 0 = none, and the key of the config that sets it."""
+        first = note.step == self.first and note.phase in ("data", "step")
+        name = "first_step" if first else note.phase
+        own = getattr(self._timeouts, name, 0)
+        return (own, f"timeouts.{name}") if own else (self._timeouts.step, "timeouts.step")
+
+    def passed(self, note: Note) -> bool:
+        """Returns True if the limit is exceeded."""
+        seconds, _ = self.of(note)
+        return 0 < seconds < note.seconds
+
+    def may_go_on(self, note: Note, waiting: Note) -> bool:
+        """Returns True if a process is within its own limit, which is longer than that of the waiting process."""
+        seconds, shorter = self.of(note)[0], self.of(waiting)[0]
+        return (seconds == 0 or seconds > shorter) and not self.passed(note)
 
 
 def verdict(notes: Sequence[Note | None], silent: Sequence[int], seconds: float, key: str = "timeouts.step") -> str:
@@ -100,7 +126,9 @@ def _in_one_phase(notes: dict[int, Note]) -> str:
     can be the one that skipped a collective.
     """
     in_step = len({note.place for note in notes.values()}) == 1
-    groups = _grouped(notes, lambda note: note.at if in_step else str((note.place, note.at)))
+    groups: dict[object, list[int]] = {}
+    for rank, note in notes.items():
+        groups.setdefault(note.at if in_step else (note.place, note.at), []).append(rank)
     everybody = f"all ranks are at {notes[0]}" if in_step else "all ranks wait for their devices"
     if len(groups) == 1:
         return f"{everybody}{_in(notes[0])}: see the stacks in their logs."
@@ -110,13 +138,6 @@ def _in_one_phase(notes: dict[int, Note]) -> str:
     at = [(group, notes[group[0]]) for group in groups.values()]
     places = "; ".join(f"{ranks(group)}{'' if in_step else f' at {note}'}{_in(note)}" for group, note in at)
     return f"{everybody}, but not in the same place: {places}. See the stacks in their logs."
-
-
-def _grouped(notes: dict[int, Note], by: Callable[[Note], str]) -> dict[str, list[int]]:
-    groups: dict[str, list[int]] = {}
-    for rank, note in notes.items():
-        groups.setdefault(by(note), []).append(rank)
-    return groups
 
 
 def _in(note: Note | None) -> str:

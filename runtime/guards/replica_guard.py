@@ -72,22 +72,20 @@ class ReplicaGuard:
         self._identities = [_identity(device, hosts[device.process_index]) for device in check.devices]
         check.compile()
 
-    def after_step(self, number: int, state: TrainState, *, later: bool) -> None:
+    def after_step(self, number: int, state: TrainState) -> None:
         """Compares every few steps, without waiting for devices.
 
         Args:
             number: The step just started.
             state: The state after it, still being computed.
-            later: Whether `compare` will be called with this state.
 
         Raises:
             ReplicasDiffer: The state of a few steps ago differed between devices.
         """
         if self._pending is not None and number >= self._pending[0] + BEHIND:
             self._settle()
-        if self._every and number % self._every == 0 and not later:
-            self._settle()
-            self._pending = number, self._check.begin(state)
+        if self._every and number % self._every == 0:
+            self._begin(number, state)
 
     def forget(self) -> None:
         """Drops the comparison in progress, because the run rolls back."""
@@ -99,8 +97,13 @@ class ReplicaGuard:
         Raises:
             ReplicasDiffer: The state differs between devices.
         """
+        self._begin(number, state)
         self._settle()
-        self._judge(number, self._check.differences(self._check.begin(state)))
+
+    def _begin(self, number: int, state: TrainState) -> None:
+        if self._pending is None or self._pending[0] != number:
+            self._settle()
+            self._pending = number, self._check.begin(state)
 
     def _settle(self) -> None:
         if self._pending is not None:
@@ -158,15 +161,11 @@ def read_findings(folder: Path) -> list[Finding]:
 
 
 def describe_coverage(check: ReplicaCheck, every: int) -> str:
-    """Returns a line about the part of the state that is compared."""
-    if not check.paths:
-        return "guards.replicas_every: one device holds the whole state, so copies to compare do not exist."
-    share = 100 * check.bytes_compared / check.bytes_of_state
-    steps = "step" if every == 1 else f"{every} steps"
-    rest = "" if share > 99.9 else "; a flipped bit in the rest, which is not replicated, is not found"
+    """Returns a line about the part of the state that is compared; a flipped bit in the rest is not found."""
+    share = 100 * check.bytes_compared / max(check.bytes_of_state, 1)
     return (
         f"The part of the state that several devices hold copies of ({counted(len(check.paths), 'array')}, "
-        f"{share:.3g} % of the bytes) is compared every {steps} and before every save{rest}."
+        f"{share:.3g} % of the bytes) is compared every {counted(every, 'step')} and before every save."
     )
 
 

@@ -33,21 +33,22 @@ import sysconfig
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import jax
 
+from ...configs.schema import Timeouts
 from ...mesh.compat import coordination_client
 from ...mesh.exit_codes import TRY_AGAIN
 from ...mesh.known_causes import report_error
 from ...mesh.processes import PREFIX
 from ...training.steps.late_log import RUN_AHEAD
 from ...training.times import Times
-from .progress_notes import Note, verdict, without_service
+from .progress_notes import Deadlines, Note, verdict, without_service
 from .stragglers import Stragglers, Work
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,34 +87,26 @@ class ClientWithTimeout:
         """
         self._client = client
         self._seconds = seconds
-        self._waiting = threading.Event()
+        self._answer: Future[Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._client, name)
 
         def call(*arguments: Any, **options: Any) -> Any:
-            if self._waiting.is_set():
+            if self._answer is not None and not self._answer.done():
                 raise Unanswered(f"process 0 has not answered an earlier {name}")
-            answer: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
+            answer = self._answer = Future()
 
             def ask() -> None:
                 try:
-                    answer.put((method(*arguments, **options), None))
+                    answer.set_result(method(*arguments, **options))
                 except Exception as error:
-                    answer.put((None, error))
-                finally:
-                    self._waiting.clear()
+                    answer.set_exception(error)
 
-            self._waiting.set()
             threading.Thread(target=ask, name="ask-process-0", daemon=True).start()
-            try:
-                value, error = answer.get(timeout=self._seconds)
-            except Empty:
-                raise Unanswered(f"process 0 did not answer within {self._seconds:.0f} s") from None
-            self._waiting.clear()
-            if error is not None:
-                raise error
-            return value
+            if answer in wait([answer], self._seconds).not_done:
+                raise Unanswered(f"process 0 did not answer within {self._seconds:.0f} s")
+            return answer.result()
 
         return call
 
@@ -207,8 +200,7 @@ class Watchdog:
 
     def __init__(
         self,
-        seconds: float,
-        by_phase: Mapping[str, float] | None = None,
+        timeouts: Timeouts,
         *,
         times: Times | None = None,
         work: Callable[[], Work | None] = lambda: None,
@@ -217,13 +209,12 @@ class Watchdog:
         """Prepares the watchdog.
 
         Args:
-            seconds: The time limit of a phase without progress; 0 = none.
-            by_phase: Other limits for "first_step", "evaluation" and "save"; 0 = `seconds`.
+            timeouts: The section `timeouts`.
             times: Receives every change of phase.
             work: Returns the work of the last steps of this process; called by the thread of the watchdog.
             stragglers: Compares the work of all processes, in process 0.
         """
-        self._deadlines = _Deadlines(seconds, dict(by_phase or {}))
+        self._deadlines = Deadlines(timeouts)
         self._times = times or Times("")
         self._work = work
         self._stragglers = stragglers
@@ -388,32 +379,6 @@ class Watchdog:
         after = _published(client)
         silent = [rank for rank in range(jax.process_count()) if before.get(rank) == after.get(rank)]
         return [_as_note(after.get(rank)) for rank in range(jax.process_count())], silent
-
-
-class _Deadlines:
-    """The time limits of the phases."""
-
-    def __init__(self, seconds: float, by_phase: Mapping[str, float]) -> None:
-        self.first = 1
-        self._seconds = seconds
-        self._by_phase = by_phase
-
-    def of(self, note: Note) -> tuple[float, str]:
-        """Returns the time limit of a note's phase, 0 = none, and the key of the config that sets it."""
-        first = note.step == self.first and note.phase in ("data", "step")
-        name = "first_step" if first else note.phase
-        own = self._by_phase.get(name, 0)
-        return (own, f"timeouts.{name}") if own else (self._seconds, "timeouts.step")
-
-    def passed(self, note: Note) -> bool:
-        """Returns True if the limit is exceeded."""
-        seconds, _ = self.of(note)
-        return 0 < seconds < note.seconds
-
-    def may_go_on(self, note: Note, waiting: Note) -> bool:
-        """Returns True if a process is within its own limit, which is longer than that of the waiting process."""
-        seconds, shorter = self.of(note)[0], self.of(waiting)[0]
-        return (seconds == 0 or seconds > shorter) and not self.passed(note)
 
 
 def _published(client: Any) -> dict[int, str]:

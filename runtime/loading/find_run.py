@@ -17,11 +17,27 @@ class FoundRun(NamedTuple):
 
     Attributes:
         found: Its checkpoints, and the selected one.
-        config: The file of its config.
+        source: The YAML file or preset that named it, or None.
     """
 
     found: Found
-    config: Path
+    source: Path | None
+
+    @property
+    def config(self) -> Path:
+        """The file of its config.
+
+        Raises:
+            UserError: It is missing.
+        """
+        config = self.source or self.found.run / "config.yaml"
+        with suppress(OSError):
+            if config.is_file():
+                return config
+        raise UserError(
+            f"{display_path(self.found.run)} has checkpoints, but config.yaml, which names their model, is missing. "
+            "Restore it, or give the YAML file that the run was trained with instead of the directory."
+        )
 
 
 def find_run(
@@ -36,37 +52,18 @@ def find_run(
         place: The place of the overrides, for messages.
 
     Raises:
-        UserError: The run does not exist (CheckpointError: its checkpoint), or its config is missing.
-    """
-    source = _config_file(given)
-    found = find_checkpoints(given, step, changes, place)
-    return FoundRun(found, _config_of(found) if source is None else source)
-
-
-def find_checkpoints(
-    given: str | Path, step: int | None = None, changes: Sequence[str] = (), place: str = ON_COMMAND_LINE
-) -> Found:
-    """Finds the checkpoints of the run that an argument names; works without a config beside them.
-
-    Args:
-        given: See `find_run`.
-        step: The step of a checkpoint.
-        changes: See `find_run`.
-        place: See `find_run`.
-
-    Raises:
         UserError: The run does not exist (CheckpointError: its checkpoint).
     """
     source = _config_file(given)
     if source is None:
-        return find(str(given), step)
+        return FoundRun(find(str(given), step), None)
     folder = absolute_path(load_config(source, changes, sizes=False, place=place).run.dir)
     if not folder.is_dir():
         raise UserError(
             f"{given} sets run.dir={folder}, and that directory does not exist: it is not trained yet. Train it "
             f"(spmdkit train {given}), or give the directory of a run."
         )
-    return find(str(folder), step)
+    return FoundRun(find(str(folder), step), source)
 
 
 def find_folder(given: str | Path) -> Path:
@@ -89,7 +86,7 @@ def find_folder(given: str | Path) -> Path:
         folder = absolute_path(load_config(source, sizes=False).run.dir)
         if folder.is_dir():
             return folder.resolve()
-    return find_checkpoints(given).run.resolve()
+    return find_run(given).found.run.resolve()
 
 
 def names_folder(given: str | Path) -> bool:
@@ -102,14 +99,3 @@ def _config_file(given: str | Path) -> Path | None:
     path = Path(given)
     is_preset = not path.exists() and path.parent == Path() and path.name.removesuffix(".yaml") in preset_names()
     return find_config(path) if path.is_file() or is_preset else None
-
-
-def _config_of(found: Found) -> Path:
-    config = found.run / "config.yaml"
-    with suppress(OSError):
-        if config.is_file():
-            return config
-    raise UserError(
-        f"{display_path(found.run)} has checkpoints, but config.yaml, which names their model, is missing. Restore it, "
-        "or give the YAML file that the run was trained with instead of the directory."
-    )

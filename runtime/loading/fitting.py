@@ -15,9 +15,9 @@ from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
-from ...configs.checks import REST
+from ...configs.checks import REST, axis_sizes, resolved_sizes
 from ...configs.elastic import refit
-from ...mesh.errors import UserError
+from ...mesh.errors import UserError, counted
 from ...parallel.sharding.strategies import axes_that_split, option_types, read_strategy
 
 TRAINING = {"zero": 0, "local_steps": 0, "compress": "none"}
@@ -84,29 +84,20 @@ def fit_given(mesh: Mapping[str, Any], num_devices: int, num_processes: int = 1)
     if not isinstance(mesh, Mapping):
         raise UserError(f'mesh={mesh!r}: give a mapping of mesh axes to sizes, such as {{"fsdp": 8}}, or None.')
     strategy = read_strategy(mesh)
-    sizes = {axis: options.size for axis, options in strategy.items()}
-    given = " x ".join(f"{axis} {size}" for axis, size in sizes.items()) or "1 device"
-    used = num_devices if REST in sizes.values() else prod(sizes.values())
-    if list(sizes.values()).count(REST) > 1:
-        raise UserError(f"The mesh {given}: only one axis can be the rest (-1); size the others.")
-    if used > num_devices:
+    sizes = axis_sizes(strategy)
+    rests = list(sizes.values()).count(REST)
+    others = devices_of(mesh)
+    used = num_devices if rests else others
+    if rests > 1 or used > num_devices or used % others or used % num_processes:
+        given = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
         raise UserError(
-            f"The mesh {given} needs {used} devices, and there {_are(num_devices)}: {used} > {num_devices}. Make it "
-            "smaller, or simulate more devices first thing in the program (spmdkit.DeviceMesh.simulated, "
-            "run.simulate on the command line)."
+            f"The mesh {given} does not fit {counted(num_devices, 'device')} of "
+            f"{counted(num_processes, 'process', 'processes')}: the product of its sizes ({others}) must be at most "
+            "the number of devices and a multiple of the number of processes. One size can be -1, the rest, if the "
+            "product of the others divides the number of devices. Change the sizes, or simulate more devices first "
+            "thing in the program (spmdkit.DeviceMesh.simulated, run.simulate on the command line)."
         )
-    others = prod(size for size in sizes.values() if size != REST)
-    if used % others:
-        raise UserError(
-            f"The mesh {given}: there {_are(num_devices)}, and {num_devices} % {others} = {num_devices % others}. "
-            "Give sizes that divide them."
-        )
-    if used % num_processes:
-        raise UserError(
-            f"The mesh {given} uses {used} devices of {num_processes} processes, each of which needs equally many: "
-            f"{used} % {num_processes} = {used % num_processes}. Give a multiple of {num_processes}."
-        )
-    resolved = {axis: used // others if size == REST else size for axis, size in sizes.items()}
+    resolved = resolved_sizes(sizes, used)
     return Fitted(_with_sizes(strategy, resolved), used)
 
 
@@ -131,7 +122,3 @@ def _with_sizes(strategy: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[s
     types = option_types()
     options = {axis: replace(strategy.get(axis) or types[axis](), size=size) for axis, size in sizes.items()}
     return {axis: replace(each, **TRAINING) if axis == "data" else each for axis, each in options.items()}
-
-
-def _are(number: int) -> str:
-    return "is 1" if number == 1 else f"are {number}"

@@ -10,11 +10,9 @@
 The data is opened on first use: predictions and generation do not need it.
 """
 
-import os
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -30,7 +28,7 @@ from ...data.config import FILE_SOURCES
 from ...mesh.compat import backend_started
 from ...mesh.processes import broadcast_text
 from ..build_run import keep_programs, prepare_devices
-from ..process_check import POLL_SECONDS, SEE_SECONDS
+from ..process_check import SEE_SECONDS, wait_until_visible
 from ..provenance import changed_model
 from .find_run import FoundRun, find_run
 from .fitting import devices_of, fit_given, fit_own
@@ -125,11 +123,9 @@ def read_config(place: FoundRun, changes: Sequence[str] = (), source: str = ON_C
 
 def open_devices(config: Config, mesh: Mapping[str, Any] | None, simulate: int | None = None) -> None:
     """Prepares devices like those of the run, including simulated ones, unless JAX has already opened devices."""
-    if config.precision.needs_x64:
-        jax.config.update("jax_enable_x64", True)
-    if backend_started():
-        return
     simulated = max(config.run.simulate, devices_of(mesh)) if mesh and config.run.simulate else config.run.simulate
+    if backend_started():
+        simulated, simulate = 0, None
     prepare_devices(replace(config.run, simulate=simulated), config.precision, simulate)
 
 
@@ -155,12 +151,7 @@ def agree_on_checkpoint(place: FoundRun, seconds: float) -> Path:
     if not name:
         raise CheckpointError(f"No complete checkpoint in {place.found.checkpoints}, as rank 0 sees it.")
     folder = place.found.checkpoints / name
-    deadline = time.monotonic() + SEE_SECONDS
-    while not folder.is_dir() and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-        with suppress(OSError):
-            os.listdir(folder.parent)  # refreshes the cache of a network file system
-    if not folder.is_dir():
+    if not wait_until_visible(folder.is_dir, folder.parent, SEE_SECONDS):
         raise CheckpointError(
             f"Rank 0 loads the checkpoint {folder}, and rank {jax.process_index()} sees none there. Give a path on a "
             "file system that all hosts mount, under the same name."

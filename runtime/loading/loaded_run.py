@@ -39,7 +39,7 @@ from ...training.metrics import read_metrics
 from ...training.predict import Predictor
 from ..build_run import choose_evenly, first_row, model_limits, plan_layouts
 from ..model_check import check_functions
-from ..provenance import changed_data
+from ..provenance import changed_data, mesh_text
 from .find_run import FoundRun
 from .fitting import Fitted, fitting_rows, rows_alone
 
@@ -56,7 +56,7 @@ class LogComparison(NamedTuple):
         rows: The number of evaluated rows.
         log_rows: The number of rows of an evaluation in the log; None if the log is of other data, or missing.
         logged: The metrics in the log after the same step, of the same rows and parameters, by name.
-        remark: A line about other rows or parameters in the log, and how to use the same; "" if they are the same.
+        remark: A line about other rows or parameters in the log; "" if they are the same.
         warning: A line with the values that differ; "" if all agree up to rounding.
     """
 
@@ -256,13 +256,12 @@ class LoadedRun:
             UserError: The model is not a language model, the prompt is invalid, or a number is out of range.
         """
         wanted = self.config.sample
-        self._check_takes_tokens()
+        window = self.facts.get("length", self.config.data.length)
+        self._check_continues(window)
         if prompt is None:
             prompt = wanted.prompt if self.writes_text else []
         if isinstance(prompt, str | bytes):
             prompt = self._encode(prompt)
-        window = self.facts.get("length", self.config.data.length)
-        self._check_continues(window)
         return generate(
             with_state(self.model, self.model_state),
             self.params,
@@ -335,21 +334,17 @@ class LoadedRun:
     @property
     def title(self) -> str:
         """The run, the model and the mesh, as one line."""
-        mesh = self.layouts.mesh
-        axes = " x ".join(f"{name} {mesh.axis_size(name)}" for name in mesh.axis_names if mesh.axis_size(name) > 1)
         model = f"{self.model.name}, {self.layouts.num_parameters:,} parameters"
         averages = " (averages, optimizer.ema)" if self.ema else ""
-        return f"{display_path(self.folder)} at step {self.step}: {model}{averages}; mesh {axes or '1 device'}"
+        return f"{display_path(self.folder)} at step {self.step}: {model}{averages}; {mesh_text(self.layouts.mesh)}"
 
-    def _check_takes_tokens(self) -> None:
+    def _check_continues(self, window: int) -> None:
+        """Checks that the model predicts one array from tokens alone; `generate` checks its shape."""
         if "features" in self.facts:
             raise UserError(
                 f"The inputs of {self.model.name} are {self.facts['features']} numbers, not tokens, so it cannot "
                 "continue a prompt. Ask what it predicts: run.predict(batch), spmdkit predict."
             )
-
-    def _check_continues(self, window: int) -> None:
-        """Checks that the model predicts one array from tokens alone; `generate` checks its shape."""
         predict = self.model.predict
         if predict is None:
             return
@@ -400,10 +395,10 @@ def compare_with_log(
         return LogComparison(rows)
     log_rows = min(source_rows, log.eval.batches * log.train.global_batch) if log.eval.batches else source_rows
     if log_rows != rows:
-        same = "omit --batches" if log_rows == source_rows else f"use --batches {log_rows // run.batch_rows}"
-        fits = log_rows == source_rows or log_rows % run.batch_rows == 0
-        remark = f"The log of the run is of {log_rows:,} rows (eval.batches={log.eval.batches})"
-        return LogComparison(rows, log_rows, remark=f"{remark}: {same} for the same." if fits else f"{remark}.")
+        remark = (
+            f"The log of the run is of {log_rows:,} rows (eval.batches={log.eval.batches}); --batches selects how many."
+        )
+        return LogComparison(rows, log_rows, remark=remark)
     if run.ema != log.optimizer.ema.evaluate:
         same = "parameters themselves: omit" if run.ema else "averages (optimizer.ema.evaluate): use"
         return LogComparison(rows, log_rows, remark=f"The log of the run is of the {same} --ema for the same.")

@@ -8,36 +8,15 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 import numpy as np
 
-from ...checkpoints.directory import display_path
 from ...checkpoints.export import SAVED_BY, check_target, npy_dtype
 from ...configs.config_sources import is_run_directory
-from ...layouts.sizes import counted, format_bytes
 from ...mesh.errors import UserError
 from ...mesh.files import absolute_path, atomic_write
 from ...training.run_files import own_file
-
-
-class Written(NamedTuple):
-    """The result of `write_rows`.
-
-    Attributes:
-        path: The file.
-        shapes: Name of an array -> its shape.
-        num_bytes: The size of all arrays.
-    """
-
-    path: Path
-    shapes: dict[str, tuple[int, ...]]
-    num_bytes: int
-
-    def __str__(self) -> str:
-        each = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in self.shapes.items())
-        arrays = counted(len(self.shapes), "array")
-        return f"Wrote {display_path(self.path)}: {each}; {arrays}, {format_bytes(self.num_bytes)}."
 
 
 def check_rows_file(target: Path, *, force: bool) -> Path:
@@ -65,7 +44,7 @@ def check_rows_file(target: Path, *, force: bool) -> Path:
     return target
 
 
-def write_rows(target: Path, num_rows: int, batches: Iterable[Mapping[str, np.ndarray]]) -> Written:
+def write_rows(target: Path, num_rows: int, batches: Iterable[Mapping[str, np.ndarray]]) -> dict[str, tuple[int, ...]]:
     """Writes rows batch by batch; dtypes that NumPy does not support become float32.
 
     Args:
@@ -73,12 +52,14 @@ def write_rows(target: Path, num_rows: int, batches: Iterable[Mapping[str, np.nd
         num_rows: The number of rows of all batches together.
         batches: Name -> rows, the same names in each.
 
+    Returns:
+        Name of an array -> its shape.
+
     Raises:
         OSError: The file cannot be written; nothing is left behind.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     files: dict[str, IO[bytes]] = {}
-    num_bytes = 0
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as name:
         folder = Path(name)
         try:
@@ -88,11 +69,9 @@ def write_rows(target: Path, num_rows: int, batches: Iterable[Mapping[str, np.nd
                     if array_name not in files:
                         shapes[array_name] = (num_rows, *rows.shape[1:])
                         files[array_name] = (folder / str(len(files))).open("xb")
-                        header = np.lib.format.header_data_from_array_1_0(rows)
-                        whole = {**header, "shape": shapes[array_name]}
-                        np.lib.format.write_array_header_1_0(files[array_name], whole)
+                        header = {**np.lib.format.header_data_from_array_1_0(rows), "shape": shapes[array_name]}
+                        np.lib.format.write_array_header_1_0(files[array_name], header)
                     files[array_name].write(rows.data if rows.size else b"")
-                    num_bytes += rows.nbytes
         finally:
             for file in files.values():
                 file.close()
@@ -102,4 +81,4 @@ def write_rows(target: Path, num_rows: int, batches: Iterable[Mapping[str, np.nd
                 spooled = folder / str(number)
                 archive.write(spooled, f"{array_name}.npy")
                 spooled.unlink()
-    return Written(target, shapes, num_bytes)
+    return shapes

@@ -187,7 +187,7 @@ class FakeCheckpoints:
             raise DamagedCheckpoint(f"{self.folder.name} has other bits.")
         return f"state of {arrays['w']}"
 
-    def exchange(self, name, text, *, seconds, say):
+    def exchange(self, name, text, *, seconds):
         self.names.append(name)
         return [text, self.others.get(name, "")]
 

@@ -26,25 +26,6 @@ def test_restarts_after_every_kind_of_death(undisturbed, tmp_path):
     assert_same(run, undisturbed(2))
 
 
-def test_one_process_raises(undisturbed, tmp_path):
-    """No restart mends an error that nobody foresaw: code 1, and its traceback stands before the last line."""
-    raised = [(0, 3), (1, 14)]
-    run = UnderFaults(tmp_path, [Fault(kind="raise", rank=rank, step=step) for rank, step in raised])
-    for rank, step in raised:
-        ended = run.launch(restarts=3)
-        assert ended.code == 1, ended.stderr
-        assert run.causes()[-1] == (rank, "exit code 1", 1), ended.stderr
-        before, _, after = ended.stderr.rpartition(f"spmdkit launch: rank {rank} failed first: exit code 1.")
-        words = before.rpartition("spmdkit launch:")[2]
-        assert "Traceback (most recent call last)" in words
-        assert f"InjectedFault: injected: raise on rank {rank}, step of step {step}" in words
-        assert after.count("\n") == 1, "nothing comes after that line"
-    assert len(run.causes()) == len(raised)
-    assert max(run.detected()) < DEAD + ROOM
-    assert run.launch().code == 0
-    assert_same(run, undisturbed(2))
-
-
 def test_process_dies_outside_of_steps(undisturbed, tmp_path):
     """Row 22 among them: a failure during recovery counts as one, and the run still recovers."""
     phases = [Fault(kind="kill", rank=1, phase=phase) for phase in ("compile", "restore", "finish")]

@@ -1,8 +1,4 @@
-"""The rows of the failure matrix that other files hold with two processes, with four.
-
-[test_stalls.py, test_saving.py and test_elastic.py](.) have four processes of their own. Faults that end a launch
-follow each other in one run.
-"""
+"""Rows of the failure matrix with four processes; faults that end a launch follow each other in one run."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -16,21 +12,14 @@ TIMEOUTS = {"rendezvous": 60, "heartbeat": 60, "step": DEADLINE}
 
 
 class Case(NamedTuple):
-    """Faults of one run of four processes, and how it ends each time.
-
-    Attributes:
-        faults: What is injected, one after the other.
-        launches: Exit code and a pattern of the output of the same command, again and again; the last finishes the run.
-        restarts: Of each launch.
-        sections: Of the config.
-        bound: Seconds within which all processes of a broken attempt have ended.
-    """
+    """Faults of one run of four processes; the exit code and output of each launch of the same command."""
 
     faults: tuple[Fault, ...]
     launches: tuple[tuple[int, str], ...]
     restarts: int = 0
     sections: Mapping[str, Any] = {}
     bound: float = DEAD
+    """Seconds within which all processes of a broken attempt have ended."""
 
 
 CASES = {

@@ -102,13 +102,6 @@ def test_reports_host_name_that_resolves_to_loopback(hosts, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_names_missing_host(hosts, tmp_path):
-    config = write_config(tmp_path)
-    ((code, _, printed),) = ended([hosts.start(0, "train", config, "timeouts.rendezvous=3")])
-    assert code == 75
-    assert f"error: Rank 1 on {ADDRESSES[1]} did not come within 3 s (timeouts.rendezvous)" in printed
-
-
 def test_doctor_on_two_hosts(hosts, tmp_path):
     config = write_config(tmp_path)
     found = ended([hosts.start(host, "doctor", config, loopback=host == 1) for host in range(2)])

@@ -5,7 +5,7 @@ import json
 import pytest
 from support.faults import Fault
 from support.matrix import UnderFaults
-from support.runs import assert_same_arrays, losses, spmdkit, state_arrays
+from support.runs import assert_same_arrays, losses, state_arrays
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults, pytest.mark.timeout(1200)]
 
@@ -58,20 +58,3 @@ def test_repeated_bit_flip_is_never_saved(undisturbed, tmp_path):
     assert "It is not the first time: cpu:2049 on " in ended.stderr
     assert "The fault is lasting: replace it" in ended.stderr
     assert not (tmp_path / "flips" / "run" / "checkpoints" / "6").exists()
-
-
-def test_compares_replicas_before_every_save(tmp_path):
-    """Each process writes a slice of an array, and the checksum is of one replica: either would be damaged."""
-    where = {"rank": 1, "device": 1, "parameter": "kernel", "bit": 22}
-    flips = [Fault(kind="flip", step=6, element=0, **where), Fault(kind="flip", step=10, element=-1, **where)]
-    run = UnderFaults(tmp_path, flips, strategy={"data": 4})
-    for saved in (["4"], ["4", "8"]):
-        ended = run.launch()
-        assert ended.code == 75, ended.stderr
-        step = 4 * len(saved) + 4
-        assert f"Step {step}: devices that hold copies of the same array hold other bits:" in ended.stderr
-        assert "/kernel: cpu:2049 (rank 1) has other bits than cpu:0 (rank 0)" in ended.stderr
-        assert sorted(each.name for each in (run.folder / "checkpoints").glob("[0-9]*")) == saved
-    verified = spmdkit("checkpoint", "verify", run.folder)
-    assert verified.returncode == 0, verified.stdout + verified.stderr
-    assert run.launch().code == 0, "the same command goes on"

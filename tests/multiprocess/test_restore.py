@@ -3,15 +3,8 @@
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
-from spmdkit.checkpoints.manager import Checkpoints
-from spmdkit.configs import load_config
-from spmdkit.layouts.paths import leaves_with_paths
-from spmdkit.mesh import DeviceMesh
-from spmdkit.parallel import build_step, lay_out
-from spmdkit.runtime.build_run import build
-from support.runs import assert_same_arrays, losses, state_arrays, trained, write_config
+from support.runs import losses, trained, write_config
 
 FSDP = {"fsdp": {"size": 8, "floor_bytes": 64}}
 WRITTEN, STEPS = 4, 8
@@ -35,26 +28,6 @@ def uninterrupted(tmp_path_factory, written) -> dict[int, float]:
     config = write_config(tmp_path_factory.mktemp("uninterrupted"), **options())
     trained("train", config, f"train.steps={STEPS}")
     return losses(config.parent / "run")
-
-
-@pytest.mark.long_cases("mesh0")
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", [{"data": 2}, {"data": 1}, {"fsdp": 2}])
-def test_fewer_devices_restore_it_exactly(mesh, written):
-    expected = state_arrays(written, WRITTEN)
-    built = build(load_config(written))
-    (size,) = mesh.values()
-    layouts = lay_out(built.model, DeviceMesh.of([f"cpu:{index}" for index in range(size)], **mesh), rules=_rules(mesh))
-    step = build_step(built.model, built.step.optimizer, layouts)
-    folder = written.parent / "run" / "checkpoints"
-    with Checkpoints(folder, keep=1, abstract_state=step.abstract_state()) as checkpoints:
-        state = checkpoints.restore()
-    assert len(state.params["layers"][0]["kernel"].sharding.device_set) == size
-    assert_same_arrays({path: np.asarray(leaf) for path, leaf in leaves_with_paths(state)}, expected)
-
-
-def _rules(mesh: dict[str, int]) -> dict | None:
-    return {"layers/0/kernel": [None, "fsdp"]} if "fsdp" in mesh else None
 
 
 @pytest.mark.long_cases("1 device", "2 processes x 1 device", "2 processes x 4 devices")

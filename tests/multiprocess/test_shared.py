@@ -24,14 +24,16 @@ def hosts(tmp_path):
 def assert_named(ended):
     assert [each.code for each in ended] == [2, 2], [each.stderr for each in ended]
     for each in ended:
-        assert "error: run.dir is not shared between ranks 0 and 1: " in each.stderr
+        assert "Set run.dir to an absolute path on a file system that all hosts mount" in each.stderr
         assert "Traceback" not in each.stderr
 
 
 @pytest.mark.long
 def test_rejects_unshared_directory_of_new_run(hosts):
     config, folders = hosts
-    assert_named(wait(start(config, [[], []], folders=folders)))
+    ended = wait(start(config, [[], []], folders=folders))
+    assert_named(ended)
+    assert "error: run.dir is not shared between ranks 0 and 1: " in ended[0].stderr
     assert [path.name for folder in folders for path in folder.rglob("*")] == ["run"]
 
 
@@ -49,7 +51,7 @@ def test_rejects_unshared_directory_on_resume(copied, hosts):
     assert_named(ended)
     if copied != "all":
         seen = {"nothing": 0, "an earlier step": 4}[copied]
-        assert f"latest checkpoint there: 8 on rank 0, {seen} on rank 1" in ended[0].stderr
+        assert f"latest checkpoint in run.dir: 8 on rank 0, {seen} on rank 1" in ended[0].stderr
     assert (listing(one), listing(other)) == before
 
 

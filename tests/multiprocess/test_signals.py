@@ -21,6 +21,11 @@ def undisturbed(tmp_path_factory):
     return config
 
 
+def started(config) -> subprocess.Popen[str]:
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command("train", config), env=environment(), **output)
+
+
 def saved_step(folder) -> int:
     (step,) = (int(path.name) for path in (folder / "run" / "checkpoints").iterdir() if path.name.isdecimal())
     assert 0 < step < STEPS
@@ -41,9 +46,7 @@ OTHERS = [pytest.param(name, marks=pytest.mark.faults) for name in ("SIGINT", "S
 @pytest.mark.parametrize("name", ["SIGTERM", *OTHERS])
 def test_signal_to_one_process_saves(name, undisturbed, tmp_path):
     config = write_config(tmp_path, **OPTIONS)
-    process = subprocess.Popen(
-        command("train", config), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    process = started(config)
     wait_for_step(tmp_path, 5, process)
     process.send_signal(getattr(signal, name))
     printed, _ = process.communicate(timeout=60)
@@ -76,9 +79,7 @@ def test_signal_to_one_of_two_saves(rank, undisturbed, tmp_path):
 def test_signal_during_compilation_writes_nothing(tmp_path):
     """There is nothing to save, and the run directory is as free as before."""
     config = write_config(tmp_path, **OPTIONS)
-    process = subprocess.Popen(
-        command("train", config), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    process = started(config)
     for line in process.stdout or ():
         if "mlp, 2,410 parameters" in line:
             process.send_signal(signal.SIGTERM)

@@ -53,29 +53,6 @@ def test_a_run_without_a_single_update_has_no_report(tmp_path, capsys):
     assert not (tmp_path / "run" / "report.html").exists()
 
 
-OWN_MODEL = """
-import jax.numpy as jnp
-from spmdkit.parallel import Model
-
-def model(features):
-    def loss(params, batch, key):
-        return (batch["inputs"] @ params["w"] * jnp.nan).astype(jnp.float32).sum(), batch["weights"].sum()
-
-    return Model(init=lambda key: {"w": jnp.ones(features)}, loss=loss)
-"""
-
-
-@pytest.mark.slow
-def test_a_run_that_leaves_out_every_update_ends(tmp_path, capsys):
-    (tmp_path / "overflows.py").write_text(OWN_MODEL)
-    sections = {"model": {"name": "overflows:model", "check": "off"}, "strategy": {"data": 8}, "eval": {"every": 0}}
-    config = write_config(
-        tmp_path, **sections, precision={"compute": "float16"}, train={"steps": 60, "global_batch": 16}
-    )
-    assert main(["train", str(config)]) == 3
-    assert "number 41 in a row, of at most 40" in capsys.readouterr().err
-
-
 def test_how_many_updates_in_a_row_may_be_left_out(tmp_path):
     def allowed(**sections):
         config = load_config(write_config(tmp_path, **sections))

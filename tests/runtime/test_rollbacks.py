@@ -108,19 +108,6 @@ def test_a_run_that_is_stopped_after_a_rollback_goes_on_as_the_same_run(tmp_path
     assert "It went back 2 times before" in capsys.readouterr().err
 
 
-ASKING = """
-import os
-import signal
-import time
-
-class Stops:
-    def on_step_begin(self, run):
-        if run.step == 8 and not (run.folder / "rollbacks.json").exists():
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.2)  # until the gate has heard of it
-"""
-
-
 def test_the_step_that_is_written_down_is_the_one_that_was_restored(tmp_path):
     """Checkpoint 8 was to be the one, and was damaged."""
     config = load_config(rows_config(write_rows(tmp_path / "rows")))
@@ -130,16 +117,6 @@ def test_the_step_that_is_written_down_is_the_one_that_was_restored(tmp_path):
     assert not (tmp_path / "rollbacks.json").exists()
     assert "Step 10: the loss is nan. Went back to step 4; batch 9 (samples 144 to 159)" in rollbacks.write(4)
     assert [each["to"] for each in json.loads((tmp_path / "rollbacks.json").read_text())["rollbacks"]] == [4]
-
-
-@pytest.mark.slow
-def test_a_signal_around_a_step_that_is_not_finite_stops_at_the_step_gone_back_to(tmp_path, capsys):
-    folder = write_rows(tmp_path / "rows", spoilt=(7,))
-    (folder / "asking_stops.py").write_text(ASKING)
-    config = rows_config(folder, callbacks=[{"name": "asking_stops:Stops"}])
-    assert train(config) == 75
-    assert "Stopped by SIGTERM after step 4 of 12" in capsys.readouterr().out
-    assert json.loads((folder / "run" / "rollbacks.json").read_text())["rollbacks"][0]["batch"] == 7
 
 
 @pytest.mark.slow

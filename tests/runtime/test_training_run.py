@@ -50,9 +50,7 @@ def test_the_folder_of_a_run_goes_on_wherever_it_was_moved(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow_cases(
-    "{data: 8}", "{fsdp: {size: 2, floor_bytes: 64}, data: -1}", "{fsdp: {size: 8, floor_bytes: 64}}"
-)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy", ["{data: 8}", "{fsdp: {size: 8, floor_bytes: 64}}", "{fsdp: {size: 2, floor_bytes: 64}, data: -1}"]
 )

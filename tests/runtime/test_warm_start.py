@@ -95,7 +95,7 @@ def test_other_shapes_are_named_or_drawn(old, tmp_path, capsys):
     assert train(config) == 2
     error = capsys.readouterr().err
     assert "checkpoint.start_from: the parameters of " in error
-    assert "blocks/mlp/up: float32[5, 16, 32] there, float32[5, 16, 48] here" in error
+    assert "blocks/mlp/up: float32[5, 16, 32] in the checkpoint, float32[5, 16, 48] in this run" in error
     assert "checkpoint.start_fresh" in error
     assert not (tmp_path / "run").exists()
     assert train(config, "checkpoint.start_fresh=['blocks/mlp/.*']") == 0

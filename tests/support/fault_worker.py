@@ -22,7 +22,7 @@ BEFORE = {
     "start": "spmdkit.runtime.build_run:prepare_devices",
     "compile": f"{TRAINING_RUN}:explain_built",
     "restore": f"{CHECKPOINTS}.restore_newest",
-    "finish": f"{TRAINING_RUN}:finish",
+    "finish": f"{TRAINING_RUN}:TrainingRun.finish",
 }
 """Phase -> the function that begins it."""
 TEMPORARY = re.compile(r"/(\d+)\.orbax-checkpoint-tmp[^/]*(.*)$")

@@ -23,7 +23,7 @@ def test_prints_run_data_and_loss(untrained, call):
     assert split == "evaluation split: all 420 rows, 27 batches of 16"
     assert loss.split()[0] == "loss"
     assert 2 < float(loss.split()[1]) < 4
-    assert log == "The log of the run is of 32 rows (eval.batches=2): use --batches 2 for the same."
+    assert log == "The log of the run is of 32 rows (eval.batches=2); --batches selects how many."
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def read(path):
 def test_writes_one_prediction_per_row(untrained, tmp_path, capsys):
     words = ["--out", str(tmp_path / "out.npz"), "--keep", "targets,example", "train.global_batch=64"]
     assert main(["predict", str(untrained.parent / "run"), *words]) == 0
-    wrote = f"Wrote {tmp_path / 'out.npz'}: predictions 420x10, targets 420, example 420; 3 arrays, "
+    wrote = f"Wrote {tmp_path / 'out.npz'}: predictions 420x10, targets 420, example 420."
     assert wrote in capsys.readouterr().out
     found = read(tmp_path / "out.npz")
     np.testing.assert_array_equal(found["example"], np.arange(420))

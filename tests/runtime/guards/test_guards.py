@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from spmdkit.checkpoints.manager import Checkpoints
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import main
 from spmdkit.mesh.processes import local_copy
@@ -14,7 +15,6 @@ from spmdkit.runtime.build_run import build
 from spmdkit.runtime.goodput import read_goodput
 from spmdkit.runtime.guards.guards import Guards
 from spmdkit.runtime.guards.replica_guard import ReplicasDiffer
-from spmdkit.runtime.run_context import StepHooks
 from support.faults import flip_in
 from support.runs import metrics, write_config
 
@@ -35,7 +35,7 @@ def test_the_step_is_the_same_program(tmp_path):
 
 def test_what_is_off_stands_in_no_ones_way(tmp_path):
     config = load_config(write_config(tmp_path), OFF)
-    guards = Guards(config.guards, config.timeouts, lambda line: None, lambda number: False)
+    guards = Guards(config.guards, config.timeouts, lambda line: None)
     step, batches = object(), [1, 2]
     assert guards.step(step) is step
     assert type(guards.batches(batches, 0)) is type(iter(batches))
@@ -47,7 +47,7 @@ def test_what_is_off_stands_in_no_ones_way(tmp_path):
 @pytest.mark.parametrize("name", ["step", "first_step", "evaluation", "save"])
 def test_one_deadline_is_enough_to_watch(name, tmp_path):
     config = load_config(write_config(tmp_path), [*OFF, f"timeouts.{name}=90"])
-    guards = Guards(config.guards, config.timeouts, lambda line: None, lambda number: False)
+    guards = Guards(config.guards, config.timeouts, lambda line: None)
     before = {thread.name for thread in threading.enumerate()}
     with guards.watching():
         assert {thread.name for thread in threading.enumerate()} - before == {"watchdog"}
@@ -57,7 +57,7 @@ def test_one_deadline_is_enough_to_watch(name, tmp_path):
 
 def test_the_results_of_a_watched_step_are_looked_at(tmp_path):
     config = load_config(write_config(tmp_path), ON)
-    guards = Guards(config.guards, config.timeouts, lambda line: None, lambda number: False)
+    guards = Guards(config.guards, config.timeouts, lambda line: None)
     loss = jax.numpy.float32(2)
     step = guards.step(lambda state, batch: (state, SimpleNamespace(loss=loss)))
     guards.watchdog.note(3, "step")
@@ -134,15 +134,16 @@ def test_nothing_is_saved_after_a_find(tmp_path, monkeypatch, capsys):
         if number >= 8:
             raise ReplicasDiffer(f"Step {number}: differs")
 
-    saved = []
-    original = StepHooks.save
-    monkeypatch.setattr(
-        StepHooks, "save", lambda self, number, *more: (saved.append(number), original(self, number, *more))
-    )
+    def save(self, number, *more, **options):
+        saved.append(number)
+        return original(self, number, *more, **options)
+
+    saved, original = [], Checkpoints.save
+    monkeypatch.setattr(Checkpoints, "save", save)
     monkeypatch.setattr("spmdkit.runtime.guards.replica_guard.ReplicaGuard._judge", found)
     assert main(["train", str(write_config(tmp_path)), *ON]) == 75
     assert "error: Step 8: differs" in capsys.readouterr().err
-    assert 8 not in saved
+    assert saved == [4]
     assert not (tmp_path / "run" / "checkpoints" / "8").exists()
 
 

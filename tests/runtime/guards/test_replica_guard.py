@@ -73,13 +73,12 @@ def test_reports_transient_fault_once(guard, tmp_path):
 
 def test_every_few_steps_it_looks_without_waiting(guard):
     watching, _ = guard()
-    watching.after_step(1, flipped(3), later=False)
-    watching.after_step(2, flipped(3), later=True)
-    for number in (3, 5):
-        watching.after_step(number, STATE, later=False)
-    watching.after_step(6, flipped(3), later=False)
+    watching.after_step(1, flipped(3))
+    for number in (2, 3, 5):
+        watching.after_step(number, STATE)
+    watching.after_step(6, flipped(3))
     with pytest.raises(ReplicasDiffer, match="Step 6:"):
-        watching.after_step(9, STATE, later=False)
+        watching.after_step(9, STATE)
 
 
 def test_a_damaged_file_of_finds_is_as_none(guard, tmp_path):

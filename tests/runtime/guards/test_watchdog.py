@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from spmdkit.configs.schema import Timeouts
 from spmdkit.parallel.model.loss_sums import LossSums
 from spmdkit.parallel.step.state import StepMetrics
-from spmdkit.runtime.guards import watchdog as failures
 from spmdkit.runtime.guards import watchdog as module
-from spmdkit.runtime.guards.progress_notes import Note
-from spmdkit.runtime.guards.watchdog import ClientWithTimeout, Unanswered, Watchdog, _Deadlines, current_function
+from spmdkit.runtime.guards.progress_notes import Deadlines, Note
+from spmdkit.runtime.guards.watchdog import ClientWithTimeout, Unanswered, Watchdog, current_function
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ from spmdkit.runtime.guards.watchdog import ClientWithTimeout, Unanswered, Watch
     ],
 )
 def test_each_phase_has_its_deadline(note, expected):
-    deadlines = _Deadlines(10, {"first_step": 60, "save": 30, "evaluation": 0})
+    deadlines = Deadlines(Timeouts(step=10, first_step=60, save=30))
     deadlines.first = 5
     assert deadlines.of(note) == expected
     seconds = expected[0]
@@ -40,23 +40,23 @@ def test_each_phase_has_its_deadline(note, expected):
 
 
 def test_the_first_step_of_a_start_has_its_own_deadline():
-    watchdog, found = Watchdog(10, {"first_step": 60}), []
+    watchdog, found = Watchdog(Timeouts(step=10, first_step=60)), []
     for _ in watchdog.batches(range(2), 4):
         found.append(watchdog._deadlines.of(watchdog._now()))
     assert found == [(60, "timeouts.first_step"), (10, "timeouts.step")]
 
 
 def test_who_waits_for_a_slow_save_does_not_end_the_run():
-    deadlines = _Deadlines(10, {"save": 30})
+    deadlines = Deadlines(Timeouts(step=10, save=30))
     waiting = Note(7, "step", 11)
     assert deadlines.may_go_on(Note(6, "save", 20), waiting)
     assert not deadlines.may_go_on(Note(6, "save", 31), waiting)
     assert not deadlines.may_go_on(Note(6, "step", 5), waiting), "no longer deadline than its own"
-    assert not _Deadlines(0, {}).passed(Note(1, "step", 10**6)), "0 = for ever"
+    assert not Deadlines(Timeouts(step=0)).passed(Note(1, "step", 10**6)), "0 = for ever"
 
 
 def test_what_is_under_way_is_noted():
-    watchdog, seen = Watchdog(0), []
+    watchdog, seen = Watchdog(Timeouts()), []
 
     def doing():
         now = watchdog._now()
@@ -78,7 +78,7 @@ def test_what_is_under_way_is_noted():
 
 
 def test_every_item_is_progress():
-    watchdog = Watchdog(0)
+    watchdog = Watchdog(Timeouts())
     watchdog.note(3, "evaluation")
     for number, _ in enumerate(watchdog.goes_on(range(2)), 1):
         assert watchdog._now().seconds < 0.04
@@ -91,8 +91,9 @@ def test_every_item_is_progress():
 
 HANGS = """
 import time
+from spmdkit.configs.schema import Timeouts
 from spmdkit.runtime.guards.watchdog import Watchdog
-watchdog = Watchdog(1)
+watchdog = Watchdog(Timeouts(step=1))
 with watchdog.watching():
     watchdog.note(3, "step")
     time.sleep(1.5 if {ends} else 60)
@@ -110,7 +111,7 @@ def test_a_process_alone_ends_with_its_stacks(ends):
         return
     assert time.monotonic() - before < 30
     assert "--- stacks of rank 0" in ended.stderr
-    assert 'File "<string>", line 7 in <module>' in ended.stderr
+    assert 'File "<string>", line 8 in <module>' in ended.stderr
     assert "error: No progress for more than 1 s (timeouts.step): step 3, step, for" in ended.stderr
 
 
@@ -137,9 +138,9 @@ def test_a_device_that_fails_while_another_waits_for_it_ends_the_run(phase, half
     codes, left = [], threading.Event()
     monkeypatch.setattr(module.os, "_exit", lambda code: (codes.append(code), left.set()))
     monkeypatch.setattr(module, "PUBLISH_SECONDS", 0.02)
-    monkeypatch.setattr(failures, "SECONDS_TO_RAISE", 0.1)
+    monkeypatch.setattr(module, "SECONDS_TO_RAISE", 0.1)
     step = SimpleNamespace(measure=lambda: LossSums(half_failed, half_failed))
-    watchdog = Watchdog(60)
+    watchdog = Watchdog(Timeouts(step=60))
     with watchdog.watching():
         watchdog.note(7, phase)
         if phase == "step":
@@ -156,15 +157,15 @@ def test_a_device_that_fails_while_another_waits_for_it_ends_the_run(phase, half
 
 
 def test_the_thread_that_trains_has_time_to_raise_an_error_itself(half_failed, monkeypatch):
-    clock, results = [100.0], failures.Results()
-    monkeypatch.setattr(failures.time, "monotonic", lambda: clock[0])
+    clock, results = [100.0], module.Results()
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
     results.add("step 1", jnp.float32(1))
     assert results.failure() is None
     results.add("step 2", half_failed)
     while half_failed.addressable_shards[0].data.is_ready() is False:
         time.sleep(0.01)
     assert results.failure() is None, "seen for the first time"
-    clock[0] += failures.SECONDS_TO_RAISE - 0.1
+    clock[0] += module.SECONDS_TO_RAISE - 0.1
     assert results.failure() is None
     clock[0] += 0.2
     assert "step 2, " in str(results.failure())

@@ -65,4 +65,4 @@ def test_without_its_config(folder, tmp_path):
     copied = shutil.copytree(folder, tmp_path / "run")
     (copied / "config.yaml").unlink()
     with pytest.raises(UserError, match=r"has checkpoints, but config\.yaml, which names their model, is missing"):
-        find_run(copied)
+        _ = find_run(copied).config

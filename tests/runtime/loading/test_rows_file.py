@@ -19,7 +19,7 @@ def batches():
 
 
 def test_rows_follow_each_other(tmp_path):
-    written = write_rows(tmp_path / "out.npz", 10, batches())
+    shapes = write_rows(tmp_path / "out.npz", 10, batches())
     with np.load(tmp_path / "out.npz") as archive:
         found = dict(archive)
     assert {name: (array.shape, array.dtype) for name, array in found.items()} == {
@@ -32,9 +32,7 @@ def test_rows_follow_each_other(tmp_path):
     np.testing.assert_array_equal(found["narrow"], np.arange(10))
     np.testing.assert_array_equal(found["right"], np.arange(10) % 2 == 0)
     assert [path.name for path in tmp_path.iterdir()] == ["out.npz"]
-    assert str(written).startswith(
-        f"Wrote {tmp_path / 'out.npz'}: predictions/logits 10x3, narrow 10, right 10, none 10x0"
-    )
+    assert shapes == {"predictions/logits": (10, 3), "narrow": (10,), "right": (10,), "none": (10, 0)}
 
 
 def test_an_error_on_the_way_leaves_what_was_there(tmp_path):

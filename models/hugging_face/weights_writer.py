@@ -57,7 +57,7 @@ def save(
     leaves = _checked(config, params)
     if folder.exists():
         raise UserError(f"{folder} already exists. Give another directory, or remove it.")
-    content = {"architectures": [family.architecture], "model_type": family.model_type, **family.sizes(config)}
+    content = {"architectures": [family.architecture], "model_type": family.model_type, **family.fields.content(config)}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder) as partial:
         partial.mkdir()
@@ -117,9 +117,7 @@ def _stored_arrays(leaves: dict[str, Any], names: Mapping[str, Stored]) -> dict[
 
 def _entry(name: str, pieces: list[_Piece], dtype: Any) -> Entry:
     first = pieces[0]
-    shape = (*first.shape[:-1], first.shape[-1] * first.stored.part[1])
-    shape = shape[::-1] if first.stored.transposed else shape
-    return Entry(name, shape, np.dtype(jnp.dtype(dtype or first.leaf.dtype)))
+    return Entry(name, first.stored.shape(first.shape), np.dtype(jnp.dtype(dtype or first.leaf.dtype)))
 
 
 def _split(entries: list[Entry], most: int) -> list[list[Entry]]:

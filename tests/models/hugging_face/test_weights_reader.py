@@ -12,7 +12,7 @@ from spmdkit.mesh.device_mesh import DeviceMesh
 from spmdkit.mesh.errors import UserError
 from spmdkit.models.catalog import initial_params, load_model
 from spmdkit.models.hugging_face import load
-from spmdkit.models.hugging_face.config_json import llama_options, qwen2_options, qwen3_options
+from spmdkit.models.hugging_face.families import FAMILIES
 from spmdkit.models.hugging_face.weights_reader import Stacked
 from spmdkit.parallel import build_step, lay_out
 from support import plain_families as plain
@@ -46,11 +46,12 @@ def test_sizes(folder):
     assert load(folder, length=16).model.flops_per_row < load(folder).model.flops_per_row
 
 
-@pytest.mark.parametrize(("options", "head_width"), [(qwen3_options, 128), (llama_options, 4), (qwen2_options, 4)])
-def test_a_missing_head_dim_has_the_default_of_its_family(options, head_width):
+@pytest.mark.parametrize(("family", "head_width"), [("qwen3", 128), ("llama", 4), ("qwen2", 4)])
+def test_a_missing_head_dim_has_the_default_of_its_family(family, head_width):
     """Qwen3 has heads of 128 whatever its width; the others divide the width among their heads."""
     config = {key: value for key, value in plain.QWEN3.items() if key != "head_dim"}
-    assert options({**config, "hidden_size": 16, "num_attention_heads": 4})["head_width"] == head_width
+    config = FAMILIES[family].transformer({**config, "hidden_size": 16, "num_attention_heads": 4})
+    assert config.head_width == head_width
 
 
 def test_nothing_is_read_before_it_is_asked_for(folder):

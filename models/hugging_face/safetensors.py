@@ -16,28 +16,16 @@ import numpy as np
 from ...layouts.sizes import array_bytes
 from ...mesh.errors import UserError
 
-NAMES = {
-    np.dtype(dtype): name
-    for dtype, name in (
-        (np.bool_, "BOOL"),
-        (np.uint8, "U8"),
-        (np.int8, "I8"),
-        (np.uint16, "U16"),
-        (np.int16, "I16"),
-        (np.uint32, "U32"),
-        (np.int32, "I32"),
-        (np.uint64, "U64"),
-        (np.int64, "I64"),
-        (np.float16, "F16"),
-        (ml_dtypes.bfloat16, "BF16"),
-        (np.float32, "F32"),
-        (np.float64, "F64"),
-        (ml_dtypes.float8_e4m3fn, "F8_E4M3"),
-        (ml_dtypes.float8_e5m2, "F8_E5M2"),
-    )
+DTYPES = {
+    "BOOL": np.dtype(np.bool_),
+    **{f"{kind}{8 * size}": np.dtype(f"{kind.lower()}{size}") for kind in "IU" for size in (1, 2, 4, 8)},
+    **{f"F{8 * size}": np.dtype(f"f{size}") for size in (2, 4, 8)},
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
 }
-"""The name of each dtype in the format."""
-DTYPES = {name: dtype for dtype, name in NAMES.items()}
+"""The dtype of each name in the format."""
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 ALIGNMENT = 8
 """The arrays begin at a multiple of this, so that any of them can be mapped into memory."""
 
@@ -100,11 +88,7 @@ def header(entries: Iterable[Entry], metadata: Mapping[str, str]) -> bytes:
                 "files."
             )
         begin, end = end, end + entry.nbytes
-        described[entry.name] = {
-            "dtype": NAMES[entry.dtype],
-            "shape": list(entry.shape),
-            "data_offsets": [begin, end],
-        }
+        described[entry.name] = {"dtype": NAMES[entry.dtype], "shape": entry.shape, "data_offsets": (begin, end)}
     text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text

@@ -156,9 +156,13 @@ def mismatch(begin: str, problems: Sequence[str], advice: str) -> CheckpointErro
         problems: A line for each array, at least one.
         advice: What to change.
     """
-    left_out = len(problems) - MAX_LISTED
-    listed = [*problems[:MAX_LISTED], *([f"... and {left_out} more"] if left_out > 0 else [])]
-    return CheckpointError("\n  ".join([f"{begin}, in {counted(len(problems), 'array')}:", *listed]) + f"\n{advice}")
+    first = f"{begin}, in {counted(len(problems), 'array')}:"
+    return CheckpointError("\n  ".join([first, *shorten(problems)]) + f"\n{advice}")
+
+
+def shorten(lines: Sequence[str], most: int = MAX_LISTED) -> list[str]:
+    """Returns the first lines of a list and the number of the others."""
+    return [*lines[:most], f"... and {len(lines) - most} more"] if len(lines) > most else [*lines]
 
 
 def kind(array: Any) -> str:

@@ -167,10 +167,10 @@ def check_target(target: Path, *, force: bool) -> None:
     """
     if not target.parent.is_dir():
         raise UserError(f"The directory {target.parent} for {target.name} is missing. Create it first.")
-    folders = (target.parent, target.parent.parent)
-    run = next((each.parent for each in folders if each.name == "checkpoints" and _is_run(each.parent)), None)
-    if run is not None:
-        raise UserError(f"{target} is among the checkpoints of the run {run}. Choose a name outside of {run}.")
+    for each in (target.parent, target.parent.parent):
+        if each.name == "checkpoints" and (each.parent / "config.yaml").is_file():
+            run = each.parent
+            raise UserError(f"{target} is among the checkpoints of the run {run}. Choose a name outside of {run}.")
     if not os.path.lexists(target):
         return
     if not force:
@@ -182,10 +182,6 @@ def check_target(target: Path, *, force: bool) -> None:
             f"{target} is not an exported {what}: --force replaces only what an earlier export wrote. Choose another "
             "name, or move it away."
         )
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "config.yaml").is_file()
 
 
 def _is_exported_directory(folder: Path) -> bool:
@@ -245,8 +241,8 @@ def _adapters(stored: StoredCheckpoint) -> dict[str, tuple[str, str]]:
     return found if stored.about.get("lora_scale") is not None else {}
 
 
-def _read(stored: StoredCheckpoint, sources: list[_Source], what: str) -> Iterator[tuple[_Source, np.ndarray]]:
-    """Reads the sources in order, small ones together, and merges their adapters."""
+def _read(stored: StoredCheckpoint, sources: list[_Source], what: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the exported arrays with their names, in order; reads small sources together, and merges adapters."""
     progress = ByteProgress(what, stored.num_bytes(*(source.stored for source in sources)))
     by_path = {source.stored: source for source in sources}
     for group in stored.groups(by_path):
@@ -257,7 +253,7 @@ def _read(stored: StoredCheckpoint, sources: list[_Source], what: str) -> Iterat
             if source.adapters:
                 a, b = stored.read(source.adapters).values()
                 array = _merge(array, a, b, float(stored.about["lora_scale"]))
-            yield source, array
+            yield from zip(source.names, array if source.unstacked else [array], strict=True)
 
 
 def _merge(array: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float) -> np.ndarray:
@@ -277,25 +273,22 @@ def _write_safetensors(stored: StoredCheckpoint, sources: list[_Source], path: P
         array = stored.arrays[source.stored]
         shape = array.shape[1:] if source.unstacked else array.shape
         entries += [Entry(name, shape, array.dtype) for name in source.names]
-    pairs = _read(stored, sources, path.stem)
-    arrays = (part for source, array in pairs for part in (array if source.unstacked else [array]))
-    write_arrays(path, entries, arrays, about)
+    write_arrays(path, entries, (array for _, array in _read(stored, sources, path.stem)), about)
     return 0
 
 
 def _write_directory(stored: StoredCheckpoint, sources: list[_Source], path: Path) -> int:
     path.mkdir()
     widened, files = 0, []
-    for source, array in _read(stored, sources, path.stem):
+    for name, array in _read(stored, sources, path.stem):
         dtype = npy_dtype(array.dtype)
-        widened += len(source.names) * (dtype != array.dtype)
-        for name, part in zip(source.names, array if source.unstacked else [array], strict=True):
-            files.append(f"{name}.npy")
-            (path / files[-1]).parent.mkdir(parents=True, exist_ok=True)
-            with (path / files[-1]).open("xb") as file:  # `np.save` would lose the system's error of a full disk
-                part = np.ascontiguousarray(part, dtype).reshape(part.shape)
-                np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(part))
-                file.write(part.data if part.size else b"")
+        widened += dtype != array.dtype
+        files.append(f"{name}.npy")
+        (path / files[-1]).parent.mkdir(parents=True, exist_ok=True)
+        with (path / files[-1]).open("xb") as file:  # `np.save` would lose the system's error of a full disk
+            array = np.ascontiguousarray(array, dtype).reshape(array.shape)
+            np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+            file.write(array.data if array.size else b"")
     mark = json.dumps({"saved_by": SAVED_BY, "files": sorted(files)}, indent=1)
     (path / MARK).write_text(f"{mark}\n", encoding="utf-8")
     return widened

@@ -25,6 +25,7 @@ from ..mesh.compat import Device
 from ..mesh.devices import device_name
 from ..mesh.exit_codes import TRY_AGAIN
 from .checksums import checksums
+from .damage import shorten
 
 MAX_ARRAYS = 4
 MAX_DEVICES = 6
@@ -143,10 +144,8 @@ class ReplicaCheck:
             number: Steps done.
             found: The result of `differences`.
         """
-        lines = [self._line(each) for each in found[:MAX_ARRAYS]]
-        more = [f"... and {len(found) - MAX_ARRAYS} more"] if len(found) > MAX_ARRAYS else []
         begin = f"Step {number}: devices that hold copies of the same array hold other bits:"
-        return "\n  ".join([begin, *lines, *more])
+        return "\n  ".join([begin, *shorten([self._line(each) for each in found], MAX_ARRAYS)])
 
     def _line(self, difference: Difference) -> str:
         odd, agreeing = ([self._name(each) for each in numbers] for numbers in (difference.odd, difference.agreeing))

@@ -53,7 +53,7 @@ def adapt_equinox(module: Any, inputs: Any) -> Adapted:
 
     fixed: list[Any] = []
 
-    def traced(key: Array) -> tuple[Any, Any]:
+    def init(key: Array) -> tuple[Any, Any]:
         params, rest, leaves, structure = parts(key)
         arrays, static = equinox.partition(rest, equinox.is_array)
         if jax.tree.leaves(arrays):
@@ -62,22 +62,17 @@ def adapt_equinox(module: Any, inputs: Any) -> Adapted:
                 "have a state, such as batch norm, need __call__(self, x, state) -> (outputs, state); other arrays "
                 "belong in a static field, as NumPy arrays."
             )
-        fixed[:] = [static, structure, jax.tree.structure(params)]
-        return jax.tree.leaves(params), leaves
+        named = dict(leaves_with_paths(params))
+        fixed[:] = [static, structure, jax.tree.structure(params), list(named)]
+        return nest(named), {str(number): leaf for number, leaf in enumerate(leaves)}
 
-    abstract = jax.eval_shape(traced, jax.eval_shape(jax.random.key, 0))
-    static, state_structure, params_structure = fixed
-    named = [path for path, _ in leaves_with_paths(jax.tree.unflatten(params_structure, abstract[0]))]
-    keeps_state = bool(abstract[1])
+    keeps_state = bool(jax.eval_shape(init, jax.eval_shape(jax.random.key, 0))[1])
+    static, state_structure, params_structure, paths = fixed
     check_arguments(static, (*as_arguments(inputs), *[None] * keeps_state), more=("key",))
-
-    def init(key: Array) -> tuple[Any, Any]:
-        leaves, state = traced(key)
-        return nest(dict(zip(named, leaves, strict=True))), {str(number): leaf for number, leaf in enumerate(state)}
 
     def call(params: Any, state: Any, inputs: Any, rows: Rows) -> tuple[Any, Any]:
         leaves = dict(leaves_with_paths(params))
-        model = equinox.combine(jax.tree.unflatten(params_structure, [leaves[path] for path in named]), static)
+        model = equinox.combine(jax.tree.unflatten(params_structure, [leaves[path] for path in paths]), static)
         model = model if rows.training else equinox.nn.inference_mode(model)
         given = [state[str(number)] for number in range(len(state))]
         taken = (jax.tree.unflatten(state_structure, given),) * keeps_state
@@ -97,9 +92,7 @@ def adapt_equinox(module: Any, inputs: Any) -> Adapted:
         outputs, after = result
         return outputs, {str(number): leaf for number, leaf in enumerate(jax.tree.leaves(after))}
 
-    made = module[0] if isinstance(module, tuple) else module
-    name = type(made).__name__ if is_module else getattr(made, "__name__", "equinox")
-    return Adapted(init=init, call=call, keeps_state=keeps_state, name=name)
+    return Adapted(init, call)
 
 
 def _with_state(equinox: Any, made: Any) -> Any:

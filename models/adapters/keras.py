@@ -68,7 +68,7 @@ def adapt_keras(module: Any, inputs: Any) -> Adapted:
         changed = {path: new for path, new in zip(others, after, strict=True) if path in kept}
         return outputs, nest(changed) if rows.training else state
 
-    return Adapted(init=init, call=call, keeps_state=bool(kept), name=module.name)
+    return Adapted(init, call)
 
 
 def _arguments(module: Any, inputs: Any) -> tuple[Any, ...]:

@@ -68,25 +68,31 @@ def adapt(
     of_batch = _inputs(inputs)
     first_row = {"example": np.zeros(1, np.int32), **{key: array[:1] for key, array in example.items()}}
     first = module[0] if isinstance(module, tuple) and module else module
-    what = f"model {name or getattr(first, '__name__', type(first).__name__)!r}"
-    key_hint = lambda cause: explain_key_error(cause, first_row) if isinstance(cause, KeyError) else ""  # noqa: E731
-    with _with_hint(f"{what}: inputs", inputs if callable(inputs) else None, key_hint):
+    name = name or getattr(first, "__name__", type(first).__name__)
+    what = f"model {name!r}"
+    with _with_hint(
+        f"{what}: inputs",
+        inputs if callable(inputs) else None,
+        lambda cause: explain_key_error(cause, first_row) if isinstance(cause, KeyError) else "",
+    ):
         given = of_batch(first_row, None)
     code = module if library_of(module, makers=False) is None else type(first).__call__
     with _with_hint(f"{what}: the module", code, lambda cause: _describe_row(given)):
         adapted = _adapted(module, given)
+        first_state = jax.eval_shape(adapted.init, jax.eval_shape(jax.random.key, 0))[1]  # opens no device
+        keeps_state = bool(jax.tree.leaves(first_state))
     of_rows = row_function(loss, "loss")
     more = {key: row_function(each, f"metrics.{key}") for key, each in (metrics or {}).items()}
 
     def run(params: Params, state: Any, batch: Batch, key: Array | None) -> tuple[Any, Any]:
-        axes = batch_axes() if adapted.keeps_state and key is not None else ()
+        axes = batch_axes() if keeps_state and key is not None else ()
         return adapted.call(params, state, of_batch(batch, key), Rows(key=key, example=batch["example"], axes=axes))
 
     def model_loss(params: Params, batch: Batch, key: Array | None, state: Any = ()) -> LossSums:
         outputs, after = run(params, state, batch, key)
         total, weight = sums(of_rows, outputs, batch, "loss")
         found = {name: sums(function, outputs, batch, f"metrics.{name}") for name, function in more.items()}
-        return LossSums(total, weight, found, after if adapted.keeps_state else ())
+        return LossSums(total, weight, found, after if keeps_state else ())
 
     def predict(params: Params, batch: Batch, state: Any = ()) -> Any:
         rows = next(iter(batch.values())).shape[0]
@@ -94,10 +100,10 @@ def adapt(
 
     return Model(
         init=lambda key: adapted.init(key)[0],
-        init_state=(lambda key: adapted.init(key)[1]) if adapted.keeps_state else None,
+        init_state=(lambda key: adapted.init(key)[1]) if keeps_state else None,
         loss=model_loss,
         predict=predict,
-        name=name or adapted.name,
+        name=name,
         library=library_of(module) or "",
     )
 

@@ -66,8 +66,7 @@ def adapt_nnx(module: Any, inputs: Any) -> Adapted:
             outputs = model(*as_arguments(inputs), **given)
         return outputs, nnx.to_pure_dict(split(model)[3]) if state else state
 
-    name = type(module).__name__ if is_module else getattr(module, "__name__", "nnx")
-    return Adapted(init=init, call=call, keeps_state=bool(jax.tree.leaves(variables[2])), name=name)
+    return Adapted(init, call)
 
 
 def _random(like: Any, key: Array) -> Any:

@@ -28,7 +28,6 @@ from support.checkpoint_states import (
     unfinished_reads,
     write,
 )
-from support.faults import damage
 from support.runs import whole
 
 # A state onto a mesh
@@ -257,12 +256,6 @@ def test_groups_join_small_arrays(stored, monkeypatch):
     monkeypatch.setattr(restore_file, "GROUP_BYTES", 1)
     assert list(stored.groups(paths)) == [[path] for path in paths]
     assert list(stored.groups([])) == []
-
-
-def test_a_flipped_bit_is_damage(run):
-    damage(run / "checkpoints" / "20", "flip")
-    with pytest.raises(DamagedCheckpoint, match="/20 is damaged: "):
-        StoredCheckpoint(run / "checkpoints" / "20").read(["params/norm", "params/blocks/kernel"])
 
 
 @pytest.mark.parametrize("key", ["step", "about", "notes", "saved", "checksums", "files"])

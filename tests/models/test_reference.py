@@ -126,14 +126,9 @@ def test_cross_entropy(float64):
 @pytest.mark.slow_cases("1", "2")
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_router(top_k, float64):
-    """Gates, places and losses; and the gradients of gates and losses, by the router's matrix and by what it reads."""
+    """Gates and losses, and their gradients by the router's matrix and by what it reads; choices are in test_moe.py."""
     config = MoEConfig(experts=4, top_k=top_k, capacity_factor=0.75, auxiliary_loss=0.5, z_loss=0.25)
     router, x = normal(6, 4), normal(2, 10, 6)
-    found = jax.jit(lambda: MixtureOfExperts(config, WHOLE).route(router, x))()
-    expert, _, kept, _ = jax.jit(lambda: reference.mixture.route(config, router, x))()
-    np.testing.assert_array_equal(found.expert_BLk, expert)
-    np.testing.assert_array_equal(found.kept_BLk, kept)
-    assert 0 < kept.sum() < kept.size
 
     def ours(router, x):
         routing = MixtureOfExperts(config, WHOLE).route(router, x)

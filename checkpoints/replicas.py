@@ -148,14 +148,11 @@ class ReplicaCheck:
         return "\n  ".join([begin, *shorten([self._line(each) for each in found], MAX_ARRAYS)])
 
     def _line(self, difference: Difference) -> str:
-        odd, agreeing = ([self._name(each) for each in numbers] for numbers in (difference.odd, difference.agreeing))
+        names = [f"{device_name(device)} (rank {device.process_index})" for device in self.devices]
+        odd, agreeing = ([names[each] for each in numbers] for numbers in (difference.odd, difference.agreeing))
         if not agreeing:
             return f"{difference.path}: {few(odd)} differ from each other; with no majority, any may be at fault"
         return f"{difference.path}: {few(odd)} {'has' if len(odd) == 1 else 'have'} other bits than {few(agreeing)}"
-
-    def _name(self, number: int) -> str:
-        device = self.devices[number]
-        return f"{device_name(device)} (rank {device.process_index})"
 
 
 def few(names: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -116,23 +117,6 @@ def _axis_of(equinox: Any, model: Any) -> str:
     return names.pop() if names else AXIS
 
 
-class _Lax:
-    """`jax.lax` for one module of Equinox, with means over the axis of rows also over the mesh."""
-
-    def __init__(self, axis: str, axes: tuple[str, ...]) -> None:
-        self._axis, self._axes = axis, axes
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(lax, name)
-
-    def pmean(self, x: Any, axis_name: Any, **options: Any) -> Any:
-        """Returns the mean over the rows of this device, then over devices, which have equally many."""
-        if varying_axes(x):
-            raise ValueError(f"JAX cannot sum over the axis {axis_name!r} of a vmap beside varying manual axes")
-        mean = lax.pmean(x, axis_name, **options)
-        return lax.pmean(mean, self._axes) if axis_name == self._axis and self._axes else mean
-
-
 @contextmanager
 def _over_mesh(equinox: Any, axis: str, axes: tuple[str, ...]) -> Iterator[None]:
     """Makes batch norm compute statistics over the rows of all devices."""
@@ -140,7 +124,15 @@ def _over_mesh(equinox: Any, axis: str, axes: tuple[str, ...]) -> Iterator[None]
     before = getattr(home, "lax", None)
     if before is None and axes:
         raise UserError("The batch norm of this version of Equinox cannot be summed over devices. Use group norm.")
-    home.lax = _Lax(axis, axes)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def pmean(x: Any, axis_name: Any, **options: Any) -> Any:
+        """Returns the mean over the rows of this device, then over devices, which have equally many."""
+        if varying_axes(x):
+            raise ValueError(f"JAX cannot sum over the axis {axis_name!r} of a vmap beside varying manual axes")
+        mean = lax.pmean(x, axis_name, **options)
+        return lax.pmean(mean, axes) if axis_name == axis and axes else mean
+
+    home.lax = SimpleNamespace(**{**vars(lax), "pmean": pmean})  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:

@@ -90,16 +90,6 @@ def test_check_fits_reads_no_array(written, monkeypatch):
         checkpoints.check_fits()
 
 
-def test_names_arrays_that_changed_before_they_were_written(written, monkeypatch):
-    state = placed(host_state(0), 8, "fsdp", split=True)
-    right = restore_file.checksums_by_path
-    with Checkpoints(written, keep=3, abstract_state=abstract(state)) as checkpoints:
-        name = sorted(dict(leaves_with_paths(state)).keys() - {"opt_state/2"})[2]
-        monkeypatch.setattr(restore_file, "checksums_by_path", lambda arrays: {**right(arrays), name: 1})
-        with pytest.raises(DamagedCheckpoint, match=rf"damaged: {name} of 6 arrays read as other bits"):
-            checkpoints.restore()
-
-
 def test_finds_arrays_that_were_swapped_after_they_were_read(written, monkeypatch):
     """The checksums are compared by path in the state that training gets, not in what was read."""
     state = placed(host_state(0), 1, "data", split=False)
@@ -247,7 +237,7 @@ def test_every_array_reads_as_it_was_saved(stored):
         array, leaf = stored.arrays[path], np.asarray(leaf)
         assert (array.shape, array.dtype, stored.num_bytes(path)) == (leaf.shape, leaf.dtype, leaf.nbytes)
         np.testing.assert_array_equal(found[path], leaf)
-    assert (stored.step, stored.about, stored.mesh) == (20, ABOUT, {"fsdp": 8})
+    assert (stored.step, stored.about) == (20, ABOUT)
 
 
 def test_groups_join_small_arrays(stored, monkeypatch):

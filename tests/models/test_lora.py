@@ -103,16 +103,6 @@ def test_it_starts_at_the_loss_of_its_base(kind):
 
 
 @pytest.mark.slow
-def test_from_trained_parameters():
-    """Those of the base are taken as they are; only A is drawn."""
-    base = jax.tree.map(np.asarray, toy.init(jax.random.key(7)))
-    lora = LoRA(toy.BLOCK_MODEL, CONFIG)
-    params = lora.start(base, jax.random.key(0))
-    assert params["blocks"]["up"] is base["blocks"]["up"]
-    jax.tree.map(np.testing.assert_array_equal, lora.merge(params), base)
-
-
-@pytest.mark.slow
 def test_the_a_of_a_block_does_not_depend_on_how_many_there_are():
     def drawn(layers):
         base = transformer(TransformerConfig(vocabulary=16, length=8, layers=layers, width=8, heads=2))

@@ -18,7 +18,6 @@ from spmdkit.models.layers import rms_norm as our_rms_norm
 from spmdkit.models.moe import MixtureOfExperts, MoEConfig
 from spmdkit.models.transformer import WHOLE, _swiglu
 from spmdkit.models.transformer_config import TransformerConfig
-from spmdkit.parallel.expert import ExpertConfig, buffer_of, combine, dispatch, placement
 from spmdkit.parallel.xla.product import product, weight_first
 
 RANDOM = np.random.default_rng(0)
@@ -135,19 +134,6 @@ def test_router(top_k, float64):
         return routing.gate_BLk, routing.loss_B
 
     assert_same(ours, lambda *own: reference.mixture.route(config, *own)[1::2], router, x)
-
-
-@pytest.mark.slow
-def test_dispatch_and_combine(float64):
-    """There and back: each position once for every choice that is kept, and so are their gradients."""
-    chosen = jnp.asarray(np.argsort(RANDOM.random((12, 4)), axis=1)[:, :3], jnp.int32)
-    kept = jnp.asarray(RANDOM.random((12, 3)) < 0.7)
-    placed = placement(buffer_of(ExpertConfig(), experts=4, top_k=3, positions=12, limit=12), chosen, kept)
-    assert_same(
-        lambda x: combine(placed, dispatch(placed, x)[0]),
-        lambda x: jnp.where(kept[:, :, None], x[:, None, :], 0.0),
-        normal(12, 5),
-    )
 
 
 # The optimizer

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from spmdkit.models.transformer import TransformerConfig, transformer
 from support.small_transformers import SMALL, VARIANTS, first_params, make_batch
 
@@ -113,24 +112,6 @@ def test_first_parameters_are_those_of_the_plain_one(name):
     config = replace(VARIANTS[name], layers=3)
     expected = reference.transformer.init(config, jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, first_params(config), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("data", "fsdp"), [(1, 8), (4, 2)])
-def test_first_parameters_are_the_same_bits_in_any_layout(data, fsdp):
-    config = TransformerConfig(vocabulary=256, length=8, layers=4, width=48, heads=4)
-    model, key = transformer(config), jax.random.key(3)
-    mesh = jax.make_mesh((data, fsdp), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
-
-    def sharding(leaf):
-        """Splits the last dim that divides."""
-        last = max((dim for dim, size in enumerate(leaf.shape) if size % fsdp == 0), default=None)
-        return NamedSharding(mesh, PartitionSpec(*("fsdp" if dim == last else None for dim in range(leaf.ndim))))
-
-    shardings = jax.tree.map(sharding, jax.eval_shape(model.init, key))
-    one, split = jax.jit(model.init)(key), jax.jit(model.init, out_shardings=shardings)(key)
-    assert split["blocks"]["mlp"]["gate"].sharding.shard_shape((4, 48, 128)) == (4, 48, 128 // fsdp)
-    jax.tree.map(np.testing.assert_array_equal, one, split)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from spmdkit.mesh.errors import UserError
 from spmdkit.models.adapters.library_model import adapt
 from spmdkit.parallel import verify
 from support import toy
@@ -219,8 +218,6 @@ def test_several_names_are_several_arguments():
     model = adapt(Net(jnp.ones(())), loss="squared_error", example=example, inputs=["left", "right"])
     outputs = model.predict(model.init(jax.random.key(0)), example)
     np.testing.assert_array_equal(outputs, np.arange(ROWS) - 2)
-    with pytest.raises(UserError, match="inputs='write' is not an array of the batch"):
-        adapt(Net(jnp.ones(())), loss="squared_error", example=example, inputs=["left", "write"])
 
 
 @pytest.mark.slow

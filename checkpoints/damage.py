@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ..layouts.paths import some
 from ..layouts.sizes import counted
 from ..mesh.errors import UserError
 from ..mesh.exit_codes import TRY_AGAIN
@@ -121,10 +122,9 @@ def other_bits(folder: Path, paths: Sequence[str], total: int) -> DamagedCheckpo
         paths: The paths of the arrays with a different checksum, at least one.
         total: The number of arrays that were compared.
     """
-    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
     return DamagedCheckpoint(
-        f"The checkpoint {folder} is damaged: {', '.join(paths[:3])}{more} of {total} arrays read as other bits than "
-        "were saved (their checksums differ)."
+        f"The checkpoint {folder} is damaged: {some(paths)} of {total} arrays read as other bits than were saved "
+        "(their checksums differ)."
     )
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from ..mesh.errors import UserError, did_you_mean, unknown_options
 from ..mesh.keys import make_key
 from ..parallel.model import BlockModel, Model, Params
 from ..parallel.model.user_code import import_named
-from ..parallel.model.user_options import call_with_options, takes_option
+from ..parallel.model.user_options import takes_option, with_options
 from .adapters.libraries import library_of, library_of_class, made_with, makes_modules
 from .adapters.library_model import OF_OUTPUTS, adapt_configured
 from .hugging_face.weights_reader import HuggingFaceConfig, hugging_face, load_params, transformer_config
@@ -206,8 +205,9 @@ def _made(named: Any, options: dict[str, Any], facts: dict[str, int], given: str
         return named
     if not callable(named):
         raise UserError(f"{given} is a {type(named).__name__}: neither a function nor a model. {EXPECTED}")
-    call = made_with if is_maker else partial(call_with_options, key="model")
-    return call(named, options, facts, what=given, beside=OF_OUTPUTS)
+    if is_maker:
+        return made_with(named, options, facts, what=given, beside=OF_OUTPUTS)
+    return with_options(named, options, facts, "model", given, beside=OF_OUTPUTS)()
 
 
 EXPECTED = (

@@ -215,11 +215,7 @@ def lora_config(spec: Mapping[str, Any]) -> LoRAConfig | None:
 
 def _frozen(config: LoRAConfig, abstract_params: Params) -> frozenset[str]:
     paths = [path for path, _ in leaves_with_paths(abstract_params) if NAME not in path.split("/")]
-    return frozenset(paths) - _trained(config, paths)
-
-
-def _trained(config: LoRAConfig, paths: list[str]) -> set[str]:
-    return {path for found in match_paths(config.train, paths, f"{KEY}.train").values() for path in found}
+    return frozenset(paths).difference(*match_paths(config.train, paths, f"{KEY}.train").values())
 
 
 def _below(group: str, path: str) -> str:
@@ -257,9 +253,8 @@ def _groups(base: Model | BlockModel, params: Params, config: LoRAConfig) -> dic
             f"last dims must be at least the rank. Set {KEY}.rank to at most "
             f"{min(sizes.values())}, or narrow {KEY}.match."
         )
-    both = [path for path in adapted if path in _trained(config, list(leaves))]
-    if both:
-        problems.append(f"{KEY}: {some(both)} is both in match and in train. Remove it from one.")
+    if both := set(adapted) - _frozen(config, params):
+        problems.append(f"{KEY}: {some(sorted(both))} is both in match and in train. Remove it from one.")
     groups: dict[str, dict[str, jax.ShapeDtypeStruct]] = {}
     for path in adapted:
         group, _, own = path.partition("/") if blocks else ("", "", path)

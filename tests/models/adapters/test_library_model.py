@@ -125,7 +125,7 @@ def nnx():
     graph, params, stats = nnx.split(module, nnx.Param, ...)
 
     def apply(params, stats, x, training):
-        own = nnx.merge(graph, params, stats)
+        own = nnx.merge(graph, *jax.tree.map(lambda leaf: leaf, (params, stats)))  # variables of this trace
         own.train() if training else own.eval()
         return own(x), nnx.state(own, nnx.BatchStat)
 

@@ -97,10 +97,6 @@ class _Piece(NamedTuple):
     leaf: Any
     block: int | None
 
-    def read(self) -> np.ndarray:
-        """Returns the values on the host."""
-        return np.asarray(self.leaf if self.block is None else self.leaf[self.block])
-
 
 def _stored_arrays(leaves: dict[str, Any], names: Mapping[str, Stored]) -> dict[str, list[_Piece]]:
     """Returns the pieces of each stored array, in order, by its name."""
@@ -145,7 +141,8 @@ def _split(sizes: Mapping[str, int], most: int) -> list[list[str]]:
 
 def _assemble(pieces: list[_Piece], dtype: Any) -> np.ndarray:
     """Returns a stored array made of its pieces, which are ranges of columns."""
-    columns = np.concatenate([piece.read() for piece in pieces], axis=-1).astype(dtype)
+    parts = [np.asarray(leaf if block is None else leaf[block]) for _, leaf, block in pieces]
+    columns = np.concatenate(parts, axis=-1).astype(dtype)
     return columns.T if pieces[0].stored.transposed else columns
 
 

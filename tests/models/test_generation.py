@@ -90,11 +90,7 @@ def test_parameters_on_a_mesh_give_the_same_text():
 @pytest.mark.parametrize(
     ("predict", "options", "message"),
     [
-        (
-            None,
-            {},
-            "The model toy does not define `predict`, so it cannot continue a prompt. Give it one, `predict",
-        ),
+        (None, {}, "The model toy does not define `predict`, so it cannot continue a prompt. Give it one, `pre"),
         (counting, {"prompt": [3, V, -1]}, rf"tokens \[7, -1\], but the model's vocabulary is 0 to {V - 1}"),
         (counting, {"length": 0, "window": 0}, "length=0 and window=0 must be at least 1"),
         (counting, {"temperature": float("nan")}, "temperature=nan at least 0"),

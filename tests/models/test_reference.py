@@ -70,16 +70,21 @@ def test_weight_first(float64):
     assert_same(lambda x, w: jnp.matmul(*weight_first(x, w)), lambda x, w: x @ w, x, weight)
 
 
-def test_causal_attention(float64):
-    """Four query heads read two heads of keys and values; two documents in the second row; two slices."""
-    query, key, value = normal(2, 66, 4, 6), normal(2, 66, 2, 6), normal(2, 66, 2, 6)
-    segments = np.stack([np.zeros(66, int), np.arange(66) >= 33]).astype(np.int32)
+@pytest.mark.parametrize(
+    ("length", "heads", "kv_heads"), [(1, 4, 4), (63, 4, 2), (66, 4, 2), (128, 3, 1), (130, 4, 4), (300, 4, 2)]
+)
+def test_causal_attention(length, heads, kv_heads, float64):
+    """In one slice, two, a ragged last one, and four; at 66, with two documents in the second row."""
+    query, key, value = normal(2, length, heads, 6), normal(2, length, kv_heads, 6), normal(2, length, kv_heads, 6)
+    segments = np.stack([np.zeros(length, int), np.arange(length) >= 33]).astype(np.int32)
+    packed = (jnp.asarray(segments),) if length == 66 else ()
 
     def plain(query, key, value):
-        heads = [attention(query[:, :, h], key[:, :, h // 2], value[:, :, h // 2], segments) for h in range(4)]
-        return jnp.stack(heads, axis=2)
+        read = [h * kv_heads // heads for h in range(heads)]
+        mixed = [attention(query[:, :, h], key[:, :, g], value[:, :, g], *packed) for h, g in enumerate(read)]
+        return jnp.stack(mixed, axis=2)
 
-    assert_same(lambda *x: causal_attention(*x, jnp.asarray(segments)), plain, query, key, value)
+    assert_same(lambda *x: causal_attention(*x, *packed), plain, query, key, value)
 
 
 def test_rotation(float64):

@@ -77,7 +77,7 @@ def describe(stored: StoredCheckpoint) -> dict[str, Any]:
         "bytes": size_on_disk(stored.folder),
         "parameters": groups["params"]["numbers"] if "params" in groups else 0,
         "about": stored.about,
-        "mesh": stored.about.get("mesh", {}),
+        "mesh": stored.mesh,
         "groups": groups,
         "arrays": arrays,
     }

@@ -85,6 +85,11 @@ class StoredCheckpoint:
             path: jax.ShapeDtypeStruct(tuple(array.shape), np.dtype(array.dtype)) for path, array in tree.items()
         }
 
+    @property
+    def mesh(self) -> dict[str, int]:
+        """The mesh that saved it: axis -> size, without axes of size 1; empty if the run did not record it."""
+        return self.about.get("mesh", {})
+
     def num_bytes(self, *paths: str) -> int:
         """Returns the bytes of some arrays in memory."""
         return sum(array_bytes(self.arrays[path].shape, self.arrays[path].dtype) for path in paths)

@@ -237,7 +237,7 @@ def test_every_array_reads_as_it_was_saved(stored):
         array, leaf = stored.arrays[path], np.asarray(leaf)
         assert (array.shape, array.dtype, stored.num_bytes(path)) == (leaf.shape, leaf.dtype, leaf.nbytes)
         np.testing.assert_array_equal(found[path], leaf)
-    assert (stored.step, stored.about) == (20, ABOUT)
+    assert (stored.step, stored.about, stored.mesh) == (20, ABOUT, {"fsdp": 8})
 
 
 def test_groups_join_small_arrays(stored, monkeypatch):

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ..layouts.paths import some
 from ..layouts.sizes import counted
 from ..mesh.errors import UserError
 from ..mesh.exit_codes import TRY_AGAIN
@@ -121,10 +122,9 @@ def other_bits(folder: Path, paths: Sequence[str], total: int) -> DamagedCheckpo
         paths: The paths of the arrays with a different checksum, at least one.
         total: The number of arrays that were compared.
     """
-    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
     return DamagedCheckpoint(
-        f"The checkpoint {folder} is damaged: {', '.join(paths[:3])}{more} of {total} arrays read as other bits than "
-        "were saved (their checksums differ)."
+        f"The checkpoint {folder} is damaged: {some(paths)} of {total} arrays read as other bits than were saved "
+        "(their checksums differ)."
     )
 
 
@@ -156,9 +156,13 @@ def mismatch(begin: str, problems: Sequence[str], advice: str) -> CheckpointErro
         problems: A line for each array, at least one.
         advice: What to change.
     """
-    left_out = len(problems) - MAX_LISTED
-    listed = [*problems[:MAX_LISTED], *([f"... and {left_out} more"] if left_out > 0 else [])]
-    return CheckpointError("\n  ".join([f"{begin}, in {counted(len(problems), 'array')}:", *listed]) + f"\n{advice}")
+    first = f"{begin}, in {counted(len(problems), 'array')}:"
+    return CheckpointError("\n  ".join([first, *shorten(problems)]) + f"\n{advice}")
+
+
+def shorten(lines: Sequence[str], most: int = MAX_LISTED) -> list[str]:
+    """Returns the first lines of a list and the number of the others."""
+    return [*lines[:most], f"... and {len(lines) - most} more"] if len(lines) > most else [*lines]
 
 
 def kind(array: Any) -> str:

@@ -5,10 +5,10 @@
 
 Names are the paths of the parameters; those of a module of another library, and of its state, are that library's (see
 models/adapters/libraries.py). Low-rank adapters are merged into what they adapt, or stay beside it. Blocks are in the
-model's order, as in every checkpoint, whatever stages they were trained on; stacked along dim 0, or each block by
-itself. If NumPy has no dtype (bfloat16, 8-bit floats), .npy files contain the same values as float32. Every array is
-compared with its checksum, and one array at a time is in memory. The target appears when it is complete. A directory
-lists its files in spmdkit-export.json: --force replaces only what an export wrote.
+model's order, as in every checkpoint, whatever stages they were trained on, and stacked along dim 0. If NumPy has no
+dtype (bfloat16, 8-bit floats), .npy files contain the same values as float32. Every array is compared with its
+checksum, and one array at a time is in memory. The target appears when it is complete. A directory lists its files in
+spmdkit-export.json: --force replaces only what an export wrote.
 """
 
 import json
@@ -21,12 +21,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..layouts.paths import in_blocks
 from ..layouts.sizes import counted, format_bytes
 from ..mesh.errors import UserError
 from ..mesh.files import absolute_path, atomic_write, check_replaceable
 from ..models.adapters.libraries import groups_of, own_name
-from ..models.hugging_face.safetensors import Entry, write_arrays
+from ..models.hugging_face.safetensors import write_arrays
 from ..models.lora import NAME
 from .directory import display_path
 from .integrity import ByteProgress
@@ -72,14 +71,12 @@ class _Source(NamedTuple):
     Attributes:
         stored: Its path in the checkpoint.
         adapters: The paths of A and B to merge into it, or ().
-        names: Its name in the export; if its blocks are separate, the name of each.
-        unstacked: True if its blocks are separate.
+        name: Its name in the export.
     """
 
     stored: str
     adapters: tuple[str, ...]
-    names: tuple[str, ...]
-    unstacked: bool
+    name: str
 
 
 def export(
@@ -87,7 +84,6 @@ def export(
     target: Path,
     *,
     whole_state: bool = False,
-    unstack: bool = False,
     lora: str = MERGED,
     force: bool = False,
     ema: bool = False,
@@ -99,7 +95,6 @@ def export(
         target: A name that ends in .safetensors, or a directory to create.
         whole_state: If True, also exports the optimizer's state, the step and the key; names then begin with params/,
             opt_state/.
-        unstack: If True, exports each block by itself: "blocks/3/query" instead of row 3 of "blocks/query".
         lora: "merged" merges low-rank adapters into what they adapt, "separate" exports them beside it; they are
             separate in a whole state.
         force: If True, replaces what an earlier export wrote there, and nothing else.
@@ -124,17 +119,16 @@ def export(
         raise UserError("--whole-state exports parameters and averages, each under its own name. Omit --ema.")
     if lora not in ADAPTERS:
         raise UserError(f"lora={lora!r}: low-rank adapters are {' or '.join(ADAPTERS)}.")
-    sources = _sources(stored, whole_state, unstack, merge=lora == MERGED and not whole_state, ema=ema)
+    sources = _sources(stored, whole_state, merge=lora == MERGED and not whole_state, ema=ema)
     if not sources:
         raise UserError(f"{stored.folder} contains no parameters. Give --whole-state to export everything.")
-    names = Counter(name for source in sources for name in source.names)
+    names = Counter(source.name for source in sources)
     if twice := [name for name, number in names.items() if number > 1]:
         raise UserError(f"Two arrays of {stored.folder} would have the name {twice[0]!r}. Give --whole-state.")
     write = _write_safetensors if target.suffix == ".safetensors" else _write_directory
     with atomic_write(target) as partial:
         widened = write(stored, sources, partial)
-    num_arrays = sum(len(source.names) for source in sources)
-    return Exported(target, num_arrays, stored.num_bytes(*(source.stored for source in sources)), widened)
+    return Exported(target, len(sources), stored.num_bytes(*(source.stored for source in sources)), widened)
 
 
 def add_suffix(kind: str | None, target: Path) -> Path:
@@ -167,10 +161,10 @@ def check_target(target: Path, *, force: bool) -> None:
     """
     if not target.parent.is_dir():
         raise UserError(f"The directory {target.parent} for {target.name} is missing. Create it first.")
-    folders = (target.parent, target.parent.parent)
-    run = next((each.parent for each in folders if each.name == "checkpoints" and _is_run(each.parent)), None)
-    if run is not None:
-        raise UserError(f"{target} is among the checkpoints of the run {run}. Choose a name outside of {run}.")
+    for each in (target.parent, target.parent.parent):
+        if each.name == "checkpoints" and (each.parent / "config.yaml").is_file():
+            run = each.parent
+            raise UserError(f"{target} is among the checkpoints of the run {run}. Choose a name outside of {run}.")
     if not os.path.lexists(target):
         return
     if not force:
@@ -182,10 +176,6 @@ def check_target(target: Path, *, force: bool) -> None:
             f"{target} is not an exported {what}: --force replaces only what an earlier export wrote. Choose another "
             "name, or move it away."
         )
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "config.yaml").is_file()
 
 
 def _is_exported_directory(folder: Path) -> bool:
@@ -204,24 +194,19 @@ def _is_exported_file(file: Path) -> bool:
     return zipfile.is_zipfile(file) and zipfile.ZipFile(file).comment == SAVED_BY.encode()
 
 
-def _sources(stored: StoredCheckpoint, whole_state: bool, unstack: bool, *, merge: bool, ema: bool) -> list[_Source]:
+def _sources(stored: StoredCheckpoint, whole_state: bool, *, merge: bool, ema: bool) -> list[_Source]:
     """Returns the arrays to export, the widest dtype first: then each array is aligned in one file."""
     library = str(stored.about.get("library", ""))
     averages = {f"{PARAMETERS}{path}": average for path, average in stored.averages().items()} if ema else {}
     adapters = _adapters(stored) if merge else {}
     sources = []
-    for path, array in stored.arrays.items():
+    for path in stored.arrays:
         is_parameter = whole_state or path.split("/")[0] in groups_of(library)
         if not is_parameter or (adapters and BESIDE in path):
             continue
         name = path if whole_state else own_name(library, path)
-        is_blocks = path.startswith(PARAMETERS) and in_blocks(path.removeprefix(PARAMETERS)) and not library
-        names = (name,)
-        if unstack and is_blocks:
-            front, _, rest = name.partition("blocks/")
-            names = tuple(f"{front}blocks/{number}/{rest}" for number in range(array.shape[0]))
         pair = tuple(averages.get(each, each) for each in adapters.get(path, ()))
-        sources.append(_Source(averages.get(path, path), pair, names, unstack and is_blocks))
+        sources.append(_Source(averages.get(path, path), pair, name))
     return sorted(sources, key=lambda source: -stored.arrays[source.stored].dtype.itemsize)
 
 
@@ -245,8 +230,8 @@ def _adapters(stored: StoredCheckpoint) -> dict[str, tuple[str, str]]:
     return found if stored.about.get("lora_scale") is not None else {}
 
 
-def _read(stored: StoredCheckpoint, sources: list[_Source], what: str) -> Iterator[tuple[_Source, np.ndarray]]:
-    """Reads the sources in order, small ones together, and merges their adapters."""
+def _read(stored: StoredCheckpoint, sources: list[_Source], what: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the exported arrays with their names, in order; reads small sources together, and merges adapters."""
     progress = ByteProgress(what, stored.num_bytes(*(source.stored for source in sources)))
     by_path = {source.stored: source for source in sources}
     for group in stored.groups(by_path):
@@ -257,7 +242,7 @@ def _read(stored: StoredCheckpoint, sources: list[_Source], what: str) -> Iterat
             if source.adapters:
                 a, b = stored.read(source.adapters).values()
                 array = _merge(array, a, b, float(stored.about["lora_scale"]))
-            yield source, array
+            yield source.name, array
 
 
 def _merge(array: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float) -> np.ndarray:
@@ -272,30 +257,23 @@ def _merge(array: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float) -> np.
 
 def _write_safetensors(stored: StoredCheckpoint, sources: list[_Source], path: Path) -> int:
     about = {"saved_by": SAVED_BY, "step": str(stored.step), "model": str(stored.about.get("model", ""))}
-    entries = []
-    for source in sources:
-        array = stored.arrays[source.stored]
-        shape = array.shape[1:] if source.unstacked else array.shape
-        entries += [Entry(name, shape, array.dtype) for name in source.names]
-    pairs = _read(stored, sources, path.stem)
-    arrays = (part for source, array in pairs for part in (array if source.unstacked else [array]))
-    write_arrays(path, entries, arrays, about)
+    abstract = {source.name: stored.arrays[source.stored] for source in sources}
+    write_arrays(path, abstract, (array for _, array in _read(stored, sources, path.stem)), about)
     return 0
 
 
 def _write_directory(stored: StoredCheckpoint, sources: list[_Source], path: Path) -> int:
     path.mkdir()
     widened, files = 0, []
-    for source, array in _read(stored, sources, path.stem):
+    for name, array in _read(stored, sources, path.stem):
         dtype = npy_dtype(array.dtype)
-        widened += len(source.names) * (dtype != array.dtype)
-        for name, part in zip(source.names, array if source.unstacked else [array], strict=True):
-            files.append(f"{name}.npy")
-            (path / files[-1]).parent.mkdir(parents=True, exist_ok=True)
-            with (path / files[-1]).open("xb") as file:  # `np.save` would lose the system's error of a full disk
-                part = np.ascontiguousarray(part, dtype).reshape(part.shape)
-                np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(part))
-                file.write(part.data if part.size else b"")
+        widened += dtype != array.dtype
+        files.append(f"{name}.npy")
+        (path / files[-1]).parent.mkdir(parents=True, exist_ok=True)
+        with (path / files[-1]).open("xb") as file:  # `np.save` would lose the system's error of a full disk
+            array = np.ascontiguousarray(array, dtype).reshape(array.shape)
+            np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+            file.write(array.data if array.size else b"")
     mark = json.dumps({"saved_by": SAVED_BY, "files": sorted(files)}, indent=1)
     (path / MARK).write_text(f"{mark}\n", encoding="utf-8")
     return widened

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..layouts.sizes import counted, format_bytes
 from ..mesh.errors import printable
-from .damage import MAX_LISTED, DamagedCheckpoint
+from .damage import DamagedCheckpoint, shorten
 from .directory import Found, display_path
 from .restore import StoredCheckpoint
 
@@ -75,8 +75,7 @@ class Verdict(NamedTuple):
             read = f"{counted(self.arrays, 'array')}, {format_bytes(self.num_bytes)}"
             return printable(f"{where}: whole; {read} are bit for bit what was saved")
         problems = [f"{path}: {problem}" if path else problem for path, problem in self.problems.items()]
-        more = [f"... and {len(problems) - MAX_LISTED} more"] if len(problems) > MAX_LISTED else []
-        return printable("\n  ".join([f"{where}: DAMAGED", *problems[:MAX_LISTED], *more]))
+        return printable("\n  ".join([f"{where}: DAMAGED", *shorten(problems)]))
 
 
 def verify(found: Found) -> Iterator[Verdict]:
@@ -100,7 +99,7 @@ def verify_one(folder: Path) -> Verdict:
         stored = StoredCheckpoint(folder)
         sizes = {path: stored.num_bytes(path) for path in stored.arrays}
     except DamagedCheckpoint as error:
-        return Verdict(folder, 0, 0, {"": _shorten(folder, error)})
+        return Verdict(folder, 0, 0, {"": _problem(folder, error)})
     progress = ByteProgress(display_path(folder), sum(sizes.values()))
     problems: dict[str, str] = {}
     for group in stored.groups(sizes):
@@ -111,7 +110,7 @@ def verify_one(folder: Path) -> Verdict:
                 try:
                     stored.read([path])
                 except DamagedCheckpoint as error:
-                    problems[path] = _shorten(folder, error)
+                    problems[path] = _problem(folder, error)
         progress.add(sum(sizes[path] for path in group))
     return Verdict(folder, len(sizes), sum(sizes.values()), problems)
 
@@ -128,7 +127,7 @@ def summary(verdicts: list[Verdict]) -> str:
     )
 
 
-def _shorten(folder: Path, error: Exception) -> str:
+def _problem(folder: Path, error: Exception) -> str:
     """Returns the problem without the name of the checkpoint, which the line above contains."""
     text = str(error).removeprefix(f"The checkpoint {folder} is damaged: ")
     return "it reads as other bits than were saved" if "their checksums differ" in text else text

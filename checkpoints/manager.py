@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import orbax.checkpoint as ocp
@@ -21,10 +21,24 @@ from ..mesh.processes import is_main_process
 from .checksums import checksums_by_path, with_description
 from .damage import CheckpointError, DamagedCheckpoint, SaveFailed, leave_errors_to_one_message, reason
 from .directory import DAMAGED, REMOVED, UNFINISHED, contents, set_aside
-from .restore import Restored, StoredCheckpoint, compared_state, open_fitting, restore_newest, stored_arrays
+from .restore import StoredCheckpoint, compared_state, open_fitting, restore_together, stored_arrays
 
 MIN_WAIT_SECONDS = 1.0
 """Training logs a wait for the previous save if it takes at least this long."""
+
+
+class Restored(NamedTuple):
+    """The result of `Checkpoints.restore_newest`.
+
+    Attributes:
+        step: The step of the checkpoint.
+        state: The state, structured like `abstract_state`.
+        damaged: Newer steps that could not be used, each with the reason.
+    """
+
+    step: int
+    state: Any
+    damaged: dict[int, str]
 
 
 class Checkpoints:
@@ -199,9 +213,7 @@ class Checkpoints:
             DamagedCheckpoint: If it cannot be read, or an array differs from what was saved.
             CheckpointUnavailable: If the machine or the file system cannot read it.
         """
-        stored = open_fitting(self._directory / str(self._existing(step)), self._abstract_state)
-        arrays = stored.restore(stored_arrays(self._abstract_state))
-        return compared_state(stored, arrays, self._abstract_state)
+        return self._compare(self._read(self._existing(step)))
 
     def restore_newest(self, seconds: float, log: Callable[[str], None] = lambda line: None) -> Restored:
         """Restores the latest checkpoint that all processes can read; damaged ones are skipped, never removed.
@@ -219,14 +231,26 @@ class Checkpoints:
         """
         self._restores += 1
         self._existing(None)
-        return restore_newest(
-            self._directory,
-            reversed(self.steps()),
-            self._abstract_state,
-            name=f"restore {self._restores}",
-            seconds=seconds,
-            log=log,
+        damaged: dict[int, str] = {}
+        for step in reversed(self.steps()):
+            name = f"{step} of restore {self._restores}"
+            state, damage = restore_together(partial(self._read, step), self._compare, name, seconds, log)
+            if not damage:
+                return Restored(step, state, damaged)
+            damaged[step] = damage
+            log(f"{damage} Going back to the checkpoint before it.")
+        raise CheckpointError(
+            f"No checkpoint in {self._directory} can be used:\n  "
+            + "\n  ".join(damaged.values())
+            + "\nReplace one of them by a copy, or start anew with --fresh, which moves this run aside."
         )
+
+    def _read(self, step: int) -> tuple[StoredCheckpoint, dict[str, jax.Array]]:
+        stored = open_fitting(self._directory / str(step), self._abstract_state)
+        return stored, stored.restore(stored_arrays(self._abstract_state))
+
+    def _compare(self, found: tuple[StoredCheckpoint, dict[str, jax.Array]]) -> Any:
+        return compared_state(*found, self._abstract_state)
 
     def notes(self, step: int) -> dict[str, Any]:
         """Returns the notes that a checkpoint was saved with.

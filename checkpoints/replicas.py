@@ -25,6 +25,7 @@ from ..mesh.compat import Device
 from ..mesh.devices import device_name
 from ..mesh.exit_codes import TRY_AGAIN
 from .checksums import checksums
+from .damage import shorten
 
 MAX_ARRAYS = 4
 MAX_DEVICES = 6
@@ -143,20 +144,15 @@ class ReplicaCheck:
             number: Steps done.
             found: The result of `differences`.
         """
-        lines = [self._line(each) for each in found[:MAX_ARRAYS]]
-        more = [f"... and {len(found) - MAX_ARRAYS} more"] if len(found) > MAX_ARRAYS else []
         begin = f"Step {number}: devices that hold copies of the same array hold other bits:"
-        return "\n  ".join([begin, *lines, *more])
+        return "\n  ".join([begin, *shorten([self._line(each) for each in found], MAX_ARRAYS)])
 
     def _line(self, difference: Difference) -> str:
-        odd, agreeing = ([self._name(each) for each in numbers] for numbers in (difference.odd, difference.agreeing))
+        names = [f"{device_name(device)} (rank {device.process_index})" for device in self.devices]
+        odd, agreeing = ([names[each] for each in numbers] for numbers in (difference.odd, difference.agreeing))
         if not agreeing:
             return f"{difference.path}: {few(odd)} differ from each other; with no majority, any may be at fault"
         return f"{difference.path}: {few(odd)} {'has' if len(odd) == 1 else 'have'} other bits than {few(agreeing)}"
-
-    def _name(self, number: int) -> str:
-        device = self.devices[number]
-        return f"{device_name(device)} (rank {device.process_index})"
 
 
 def few(names: Sequence[str]) -> str:

@@ -10,9 +10,9 @@ no public way to read a part of an array without a device for it, so that the ho
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -294,68 +294,6 @@ def _read(stored: StoredCheckpoint, what: str, wanted: Mapping[str, Any], held: 
     arrays = stored.restore(wanted)
     stored.compare(arrays)
     return arrays
-
-
-class Restored(NamedTuple):
-    """The result of `restore_newest`.
-
-    Attributes:
-        step: The step of the checkpoint.
-        state: The state, structured like `abstract_state`.
-        damaged: Newer steps that could not be used, each with the reason.
-    """
-
-    step: int
-    state: Any
-    damaged: dict[int, str]
-
-
-def restore_newest(
-    directory: Path,
-    steps: Iterable[int],
-    abstract_state: Any,
-    *,
-    name: str,
-    seconds: float,
-    log: Callable[[str], None],
-) -> Restored:
-    """Restores the first of some checkpoints that all processes can read; damaged ones are skipped.
-
-    Args:
-        directory: The directory of checkpoints.
-        steps: The steps of the checkpoints, the newest first; at least one.
-        abstract_state: The state as a pytree of ShapeDtypeStructs with the shardings of this run.
-        name: The name of this restore: the same in every process, another for every restore.
-        seconds: How long processes wait for each other.
-        log: Receives a line for every checkpoint that is skipped.
-
-    Raises:
-        CheckpointError: All are damaged, or the arrays of one are not those of this run.
-        CheckpointUnavailable: The machine or the file system cannot read one.
-        ProcessesMissing: A process did not report what it found.
-    """
-    damaged: dict[int, str] = {}
-    for step in steps:
-        state, damage = restore_together(
-            partial(_read_fitting, directory / str(step), abstract_state),
-            lambda found: compared_state(found[0], found[1], abstract_state),
-            f"{step} of {name}",
-            seconds,
-        )
-        if not damage:
-            return Restored(step, state, damaged)
-        damaged[step] = damage
-        log(f"{damage} Going back to the checkpoint before it.")
-    raise CheckpointError(
-        f"No checkpoint in {directory} can be used:\n  "
-        + "\n  ".join(damaged.values())
-        + "\nReplace one of them by a copy, or start anew with --fresh, which moves this run aside."
-    )
-
-
-def _read_fitting(folder: Path, abstract_state: Any) -> tuple[StoredCheckpoint, dict[str, jax.Array]]:
-    stored = open_fitting(folder, abstract_state)
-    return stored, stored.restore(stored_arrays(abstract_state))
 
 
 def restore_together(

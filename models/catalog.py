@@ -52,9 +52,14 @@ def load_model(
         UserError: The model, module or function is unknown; options are unknown or invalid; sizes are too small for the
             data; or the function returned something else.
     """
-    adapters = lora_config(spec)
-    if adapters is not None:
-        return LoRA(_base_model(spec, facts, search_path, example), adapters).model
+    adapters, base = lora_config(spec), _base_model(spec, facts, search_path, example)
+    return base if adapters is None else LoRA(base, adapters).model
+
+
+def _base_model(
+    spec: Mapping[str, Any], facts: Mapping[str, Any], search_path: Sequence[str | Path], example: Any = None
+) -> Model | BlockModel:
+    """Returns the model of a section without its low-rank adapters."""
     name, options = spec.get("name", "transformer"), _options(spec, search_path)
     known_facts = {fact: value for fact, value in facts.items() if value}
     if isinstance(name, str) and ":" in name:
@@ -63,12 +68,6 @@ def load_model(
         known = [*MODELS, "your own as module:function"]
         raise UserError(f"model.name={name!r} is not a model.{did_you_mean(name, known, otherwise='Choose from')}")
     return _reference_model(name, options, known_facts)
-
-
-def _base_model(spec: Mapping[str, Any], facts: Mapping[str, Any], search_path: Any, example: Any = None) -> Any:
-    """Returns the model of a section without its low-rank adapters."""
-    without = {key: value for key, value in spec.items() if key != "lora"}
-    return load_model(without, search_path=search_path, example=example, **facts)
 
 
 def _options(spec: Mapping[str, Any], search_path: Sequence[str | Path]) -> dict[str, Any]:

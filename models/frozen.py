@@ -7,7 +7,7 @@ averages would take memory.
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeVar
 
 from jax import lax
@@ -108,8 +108,14 @@ def _stopped(function: Callable[..., Any], prefix: str, frozen: Collection[str])
     def stop(path: str, leaf: Any) -> Any:
         return lax.stop_gradient(leaf) if f"{prefix}{path}" in frozen else leaf
 
+    return with_params(function, partial(map_with_path, stop))
+
+
+def with_params(function: Callable[..., Any], change: Callable[[Params], Params]) -> Callable[..., Any]:
+    """Returns a function of parameters that changes them first."""
+
     @wraps(function)
     def call(params: Params, *arguments: Any) -> Any:
-        return function(map_with_path(stop, params), *arguments)
+        return function(change(params), *arguments)
 
     return call

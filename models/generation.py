@@ -1,8 +1,8 @@
-"""Text generation: one compiled program that reads a fixed window and samples token after token."""
+"""Text generation: one compiled program that reads the last tokens of the text and samples token after token."""
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,18 +14,6 @@ from ..mesh.errors import UserError
 from ..mesh.keys import make_key
 from ..parallel.model import LOGITS, Batch, BlockModel, Model, Params, without_predict
 from ..parallel.step.state import seed_problem
-
-
-class Window(NamedTuple):
-    """The tokens that the model reads.
-
-    Attributes:
-        tokens: (W,) int32, the last tokens of the text, then padding.
-        filled: int32 scalar, the number of tokens that are text; at least 1.
-    """
-
-    tokens: Array
-    filled: Array
 
 
 def generate(
@@ -75,40 +63,56 @@ def generate(
     if problem := seed_problem(seed, "seed"):
         raise UserError(problem)
     _check_tokens(predict, params, start, window)
-    buffer = np.zeros((window,), np.int32)
-    buffer[: len(start)] = start
+    text = np.zeros((window + length,), np.int32)
+    text[: len(start)] = start
     new_tokens = _continue(
         params,
-        Window(buffer, np.int32(len(start))),  # pyright: ignore[reportArgumentType]
+        text,
+        np.int32(len(start)),
         np.float32(temperature),
         np.uint32(seed),
         predict=predict,
-        length=length,
+        window=window,
         replicated=_replicated(params),
     )
     return tokens + np.asarray(new_tokens).tolist()
 
 
-@functools.partial(jax.jit, static_argnames=("predict", "length", "replicated"))
+@functools.partial(jax.jit, static_argnames=("predict", "window", "replicated"))
 def _continue(
     params: Params,
-    window: Window,
-    temperature: Array,
-    seed: Array,
+    text: Any,
+    filled: Any,
+    temperature: Any,
+    seed: Any,
     *,
     predict: Callable[[Params, Batch], Array],
-    length: int,
+    window: int,
     replicated: NamedSharding | None,
 ) -> Array:
-    """Returns the new tokens, (length,) int32, replicated."""
+    """Returns the new tokens, int32, replicated.
 
-    def write(window: Window, key: Array) -> tuple[Window, Array]:
-        logits_LV = predict(params, {"inputs": window.tokens[None, :]})[0]
-        logits_V = lax.dynamic_index_in_dim(logits_LV, window.filled - 1, keepdims=False)
+    Args:
+        params: The parameters.
+        text: int32 (window + new tokens,): the prompt, then padding.
+        filled: The number of tokens of the prompt, from 1 to `window`.
+        temperature: See `generate`.
+        seed: See `generate`.
+        predict: The model's `predict`.
+        window: Tokens that the model sees at once.
+        replicated: The sharding of the result.
+    """
+    length = text.shape[0] - window
+
+    def write(text: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
+        end, key = step
+        begin = jnp.maximum(end - window, 0)
+        logits_LV = predict(params, {"inputs": lax.dynamic_slice_in_dim(text, begin, window)[None, :]})[0]
+        logits_V = lax.dynamic_index_in_dim(logits_LV, end - begin - 1, keepdims=False)
         token = _draw(logits_V.astype(jnp.float32), temperature, key)
-        return _append(window, token), token
+        return text.at[end].set(token), token
 
-    _, tokens = lax.scan(write, window, jax.random.split(make_key(seed), length))
+    _, tokens = lax.scan(write, text, (filled + jnp.arange(length), jax.random.split(make_key(seed), length)))
     return tokens if replicated is None else lax.with_sharding_constraint(tokens, replicated)
 
 
@@ -116,15 +120,6 @@ def _draw(logits_V: Array, temperature: Array, key: Array) -> Array:
     likeliest = jnp.argmax(logits_V)
     drawn = jax.random.categorical(key, logits_V / jnp.maximum(temperature, 1e-6))
     return jnp.where(temperature > 0, drawn, likeliest).astype(jnp.int32)
-
-
-def _append(window: Window, token: Array) -> Window:
-    """Appends a token to the window; a full one loses its first."""
-    size = window.tokens.shape[0]
-    full = window.filled == size
-    kept = jnp.where(full, jnp.roll(window.tokens, -1), window.tokens)
-    position = jnp.where(full, size - 1, window.filled)
-    return Window(kept.at[position].set(token), position + 1)
 
 
 def _replicated(params: Params) -> NamedSharding | None:

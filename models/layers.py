@@ -23,11 +23,6 @@ STD_OF_TRUNCATED = 0.87962566103423978
 """Standard deviation of a standard normal cut off at -2 and 2."""
 
 
-def named_key(key: Array, name: str) -> Array:
-    """Returns a key for one purpose, independent of other purposes."""
-    return jax.random.fold_in(key, zlib.crc32(name.encode()))
-
-
 def truncated_normal(key: Array, name: str, shape: tuple[int, ...], std: float) -> Array:
     """Draws one parameter with values within two (untruncated) deviations of 0.
 
@@ -40,7 +35,8 @@ def truncated_normal(key: Array, name: str, shape: tuple[int, ...], std: float) 
     Returns:
         A float32 array, the same bits in every layout under `jit`.
     """
-    drawn = jax.random.truncated_normal(named_key(key, name), -2.0, 2.0, shape, jnp.float32)
+    own_key = jax.random.fold_in(key, zlib.crc32(name.encode()))
+    drawn = jax.random.truncated_normal(own_key, -2.0, 2.0, shape, jnp.float32)
     return drawn * jnp.float32(std / STD_OF_TRUNCATED)
 
 

@@ -31,11 +31,11 @@ from jax import Array
 
 from ..layouts.paths import in_blocks, leaves_with_paths, map_with_path, match_paths, nest, pattern_problem, some
 from ..mesh.errors import UserError
-from ..parallel.model import BlockModel, Model, ParallelContext, Params
+from ..parallel.model import BlockModel, Model, Params
 from ..parallel.options import type_problems
 from ..parallel.sharding.default_layout import model_axes
 from ..parallel.sharding.model_errors import abstract_init, check_groups
-from .frozen import without_gradients
+from .frozen import with_params, without_gradients
 from .layers import truncated_normal
 
 NAME = "lora"
@@ -58,12 +58,12 @@ class LoRAConfig:
     """Regular expressions of the model's own parameters that train too, such as head/.*"""
 
     def __post_init__(self) -> None:
-        if problems := type_problems(KEY, self):
-            raise UserError("\n".join(problems))
-        if not self.match:
-            raise UserError(f"{KEY}.match is empty: give the matrices to adapt, such as [blocks/attention/.*].")
-        patterns = [("match", each) for each in self.match] + [("train", each) for each in self.train]
-        problems = [f"{KEY}.{name}: {error}" for name, each in patterns if (error := pattern_problem(each))]
+        problems = type_problems(KEY, self)
+        if not problems and not self.match:
+            problems = [f"{KEY}.match is empty: give the matrices to adapt, such as [blocks/attention/.*]."]
+        if not problems:
+            patterns = [("match", each) for each in self.match] + [("train", each) for each in self.train]
+            problems = [f"{KEY}.{name}: {error}" for name, each in patterns if (error := pattern_problem(each))]
         if problems:
             raise UserError("\n".join(problems))
 
@@ -99,7 +99,7 @@ class LoRA:
         check_groups(base, params)
         self._groups = _groups(base, params, config)
         """Group of parameters, "" for all of a `Model` -> path within it of each adapted matrix -> its shape."""
-        wrapped = self._wrapped_blocks(base) if isinstance(base, BlockModel) else self._wrapped(base)
+        wrapped = self._wrapped(base)
         params = abstract_init(wrapped)
         self.frozen = _frozen(config, params)
         self.model: Model | BlockModel = without_gradients(wrapped, self.frozen, params)
@@ -166,53 +166,20 @@ class LoRA:
 
         return map_with_path(merge, {name: value for name, value in tree.items() if name != NAME})
 
-    def _wrapped(self, base: Model) -> Model:
-        return replace(
-            base,
-            init=self._drawn(base.init),
-            loss=self._on_merged(base.loss),
-            predict=base.predict and self._on_merged(base.predict),
-        )
-
-    def _wrapped_blocks(self, base: BlockModel) -> BlockModel:
-        parallelize = base.parallelize
-
-        @wraps(base.block)
-        def block(params: Params, *arguments: Any) -> Any:
-            return base.block(self._merged("blocks", params), *arguments)
-
-        def split(parallel: ParallelContext) -> BlockModel:
-            assert parallelize is not None
-            model = LoRA(parallelize(parallel), self.config).model
-            assert isinstance(model, BlockModel)
-            return model
-
-        return replace(
-            base,
-            init=self._drawn(base.init),
-            embed=self._on_merged(base.embed),
-            block=block,
-            head=self._on_merged(base.head),
-            predict=base.predict and self._on_merged(base.predict),
-            parallelize=parallelize and split,
-            rules={**self._rules(base), **base.rules},
-        )
-
-    def _drawn(self, init: Callable[[Array], Params]) -> Callable[[Array], Params]:
-        @wraps(init)
-        def call(key: Array) -> Params:
-            return self.start(init(key), key)
-
-        return call
-
-    def _on_merged(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function of the wrapped model's parameters from one of the base's."""
-
-        @wraps(function)
-        def call(params: Params, *arguments: Any) -> Any:
-            return function(self.merge(params), *arguments)
-
-        return call
+    def _wrapped(self, base: Model | BlockModel) -> Model | BlockModel:
+        """Returns the model of the base's parameters and adapters; each function merges what it reads."""
+        functions = ("embed", "head", "predict") if isinstance(base, BlockModel) else ("loss", "predict")
+        changed: dict[str, Any] = {
+            name: with_params(function, self.merge) for name in functions if (function := getattr(base, name))
+        }
+        changed["init"] = wraps(base.init)(lambda key: self.start(base.init(key), key))
+        if not isinstance(base, BlockModel):
+            return replace(base, **changed)
+        changed["block"] = with_params(base.block, partial(self._merged, "blocks"))
+        changed["rules"] = {**self._rules(base), **base.rules}
+        if parallelize := base.parallelize:
+            changed["parallelize"] = lambda parallel: LoRA(parallelize(parallel), self.config).model
+        return replace(base, **changed)
 
     def _rules(self, base: BlockModel) -> dict[str, tuple[str | None, ...]]:
         """Returns the layout rules: a device holds the rows of A and columns of B that make its part of a matrix."""
@@ -248,11 +215,7 @@ def lora_config(spec: Mapping[str, Any]) -> LoRAConfig | None:
 
 def _frozen(config: LoRAConfig, abstract_params: Params) -> frozenset[str]:
     paths = [path for path, _ in leaves_with_paths(abstract_params) if NAME not in path.split("/")]
-    return frozenset(paths) - _trained(config, paths)
-
-
-def _trained(config: LoRAConfig, paths: list[str]) -> set[str]:
-    return {path for found in match_paths(config.train, paths, f"{KEY}.train").values() for path in found}
+    return frozenset(paths).difference(*match_paths(config.train, paths, f"{KEY}.train").values())
 
 
 def _below(group: str, path: str) -> str:
@@ -290,9 +253,8 @@ def _groups(base: Model | BlockModel, params: Params, config: LoRAConfig) -> dic
             f"last dims must be at least the rank. Set {KEY}.rank to at most "
             f"{min(sizes.values())}, or narrow {KEY}.match."
         )
-    both = [path for path in adapted if path in _trained(config, list(leaves))]
-    if both:
-        problems.append(f"{KEY}: {some(both)} is both in match and in train. Remove it from one.")
+    if both := set(adapted) - _frozen(config, params):
+        problems.append(f"{KEY}: {some(sorted(both))} is both in match and in train. Remove it from one.")
     groups: dict[str, dict[str, jax.ShapeDtypeStruct]] = {}
     for path in adapted:
         group, _, own = path.partition("/") if blocks else ("", "", path)

@@ -86,11 +86,9 @@ class MoEConfig(TransformerConfig):
         return self.capacity_factor > 0
 
     @property
-    def matmul_parameters(self) -> int:
-        """Parameters that multiply every token, with the selected experts and the router."""
-        attention = 2 * self.width * self.head_size * (self.heads + self.num_kv_heads)
-        experts = 3 * self.width * self.mlp_size * self.top_k + self.width * self.experts
-        return self.layers * (attention + experts) + self.width * self.vocabulary
+    def mlp_parameters(self) -> int:
+        """Parameters of a block's second half that multiply a token: the router and the selected experts."""
+        return 3 * self.width * self.mlp_size * self.top_k + self.width * self.experts
 
 
 class Routing(NamedTuple):
@@ -146,10 +144,9 @@ class MixtureOfExperts(Transformer):
     def _init_mlp(self, key: Array) -> Params:
         D, F, E = self.config.width, self.config.mlp_size, self.config.experts
         return {
-            "norm": jnp.ones((D,), jnp.float32),
+            **self._init_norm(),
             "router": self._draw_matrix(key, "mlp/router", (D, E)),
-            "gate": self._draw_matrix(key, "mlp/gate", (E, D, F)),
-            "up": self._draw_matrix(key, "mlp/up", (E, D, F)),
+            **{name: self._draw_matrix(key, f"mlp/{name}", (E, D, F)) for name in ("gate", "up")},
             "down": self._draw_matrix(key, "mlp/down", (E, F, D), on_residual=True),
         }
 

@@ -127,22 +127,17 @@ class Transformer(SplitTransformer):
 
     def _init_block(self, key: Array) -> Params:
         config = self.config
-        D, query_width, kv_width = (
-            config.width,
-            config.heads * config.head_size,
-            config.num_kv_heads * config.head_size,
-        )
+        D, K = config.width, config.head_size
+        heads = {"query": config.heads, "key": config.num_kv_heads, "value": config.num_kv_heads}
         attention = {
             **self._init_norm(),
-            "query": self._draw_matrix(key, "attention/query", (D, query_width)),
-            "key": self._draw_matrix(key, "attention/key", (D, kv_width)),
-            "value": self._draw_matrix(key, "attention/value", (D, kv_width)),
-            "out": self._draw_matrix(key, "attention/out", (query_width, D), on_residual=True),
+            **{name: self._draw_matrix(key, f"attention/{name}", (D, number * K)) for name, number in heads.items()},
+            "out": self._draw_matrix(key, "attention/out", (config.heads * K, D), on_residual=True),
         }
         biased = {"none": (), "inputs": ("query", "key", "value"), "all": ("query", "key", "value", "out")}
         attention |= _init_biases(attention, biased[config.attention_bias])
         if config.head_norm:
-            attention |= {f"{name}_norm": jnp.ones((config.head_size,), jnp.float32) for name in ("query", "key")}
+            attention |= {f"{name}_norm": jnp.ones((K,), jnp.float32) for name in ("query", "key")}
         return {"attention": attention, "mlp": self._init_mlp(key)}
 
     def _init_mlp(self, key: Array) -> Params:

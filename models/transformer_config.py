@@ -131,8 +131,12 @@ class TransformerConfig:
     def matmul_parameters(self) -> int:
         """Parameters that multiply every token: all matrices and the head, without the embedding lookup."""
         attention = 2 * self.width * self.head_size * (self.heads + self.num_kv_heads)
-        matrices = 2 if self.mlp == "gelu" else 3
-        return self.layers * (attention + matrices * self.width * self.mlp_size) + self.width * self.vocabulary
+        return self.layers * (attention + self.mlp_parameters) + self.width * self.vocabulary
+
+    @property
+    def mlp_parameters(self) -> int:
+        """Parameters of a block's second half that multiply every token."""
+        return (2 if self.mlp == "gelu" else 3) * self.width * self.mlp_size
 
     @property
     def flops_per_row(self) -> float:

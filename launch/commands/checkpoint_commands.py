@@ -80,7 +80,6 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", choices=(*KINDS, HUGGING_FACE), help=text)
     add_step_and_ema(parser)
     parser.add_argument("--whole-state", action="store_true", help="also write the optimizer's state, step and key")
-    parser.add_argument("--unstack", action="store_true", help="write each block separately: blocks/3/query")
     text = "merge low-rank adapters (default), or write them separately"
     parser.add_argument("--lora", choices=LORA, default=LORA[0], help=text)
     parser.add_argument("--force", action="store_true", help="replace an earlier export")
@@ -90,11 +89,11 @@ def export(arguments: argparse.Namespace) -> int:
     """Writes the parameters of a run for other programs.
 
     The target is one .safetensors file, or a directory of .npy files. Needs neither a device nor the model's code.
-    Names are the paths of the parameters; blocks are in the model's order, stacked along dim 0, or separate with
-    --unstack. A module of Flax, Equinox or Keras has the names of that library, and its state (the statistics of batch
-    norm) is included. Low-rank adapters are merged into the parameters that they adapt. Every array is compared with
-    its checksum, and only a part of it is in memory at a time if its chunks allow that. --force replaces the files of
-    an earlier export, and nothing else.
+    Names are the paths of the parameters; blocks are in the model's order, stacked along dim 0. A module of Flax,
+    Equinox or Keras has the names of that library, and its state (the statistics of batch norm) is included. Low-rank
+    adapters are merged into the parameters that they adapt. Every array is compared with its checksum, and only a part
+    of it is in memory at a time if its chunks allow that. --force replaces the files of an earlier export, and nothing
+    else.
 
       spmdkit export runs/quickstart model.safetensors
       spmdkit export runs/quickstart model --to npy --step 200
@@ -125,7 +124,7 @@ def export(arguments: argparse.Namespace) -> int:
             f"Remove it, or add --to {HUGGING_FACE}, which reads the config. Quote a name with spaces."
         )
     use_cpu_only()
-    names = ("whole_state", "unstack", "lora", "ema", "force")
+    names = ("whole_state", "lora", "ema", "force")
     print(run(StoredCheckpoint(found.one), target, **{name: getattr(arguments, name) for name in names}))
     if is_hugging_face:
         print(f"Names are those of spmdkit. For transformers: spmdkit export {arguments.place} DIRECTORY")
@@ -147,7 +146,7 @@ def _export_for_transformers(arguments: argparse.Namespace) -> int:
     from ...mesh.errors import UserError
     from ...runtime.loading.loaded_run import write_folder
 
-    given = [f"--{name.replace('_', '-')}" for name in ("whole_state", "unstack", "force") if getattr(arguments, name)]
+    given = [f"--{name.replace('_', '-')}" for name in ("whole_state", "force") if getattr(arguments, name)]
     given += ["--lora separate"] if arguments.lora != LORA[0] else []
     if given:
         raise UserError(

@@ -8,7 +8,7 @@ each row, so that they do not depend on the mesh.
 import inspect
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,21 +22,16 @@ TRAINS = ("train", "training", "is_training", "enable_dropout")
 EVALUATES = ("deterministic", "use_running_average", "inference", "eval")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Adapted:
+class Adapted(NamedTuple):
     """A module of another library as two pure functions.
 
     Attributes:
-        init: `init(key) -> (params, state)`; the state is () if there are only parameters. Traced.
+        init: `init(key) -> (params, state)`; the state has no arrays if there are only parameters. Traced.
         call: `call(params, state, inputs, rows) -> (outputs, next state)`. Traced.
-        keeps_state: The module has a state.
-        name: The name in reports.
     """
 
     init: Callable[[Array], tuple[Params, Any]]
     call: Callable[[Params, Any, Any, "Rows"], tuple[Any, Any]]
-    keeps_state: bool
-    name: str
 
 
 @dataclass(frozen=True, kw_only=True)

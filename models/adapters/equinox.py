@@ -12,6 +12,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -53,7 +54,7 @@ def adapt_equinox(module: Any, inputs: Any) -> Adapted:
 
     fixed: list[Any] = []
 
-    def traced(key: Array) -> tuple[Any, Any]:
+    def init(key: Array) -> tuple[Any, Any]:
         params, rest, leaves, structure = parts(key)
         arrays, static = equinox.partition(rest, equinox.is_array)
         if jax.tree.leaves(arrays):
@@ -62,22 +63,17 @@ def adapt_equinox(module: Any, inputs: Any) -> Adapted:
                 "have a state, such as batch norm, need __call__(self, x, state) -> (outputs, state); other arrays "
                 "belong in a static field, as NumPy arrays."
             )
-        fixed[:] = [static, structure, jax.tree.structure(params)]
-        return jax.tree.leaves(params), leaves
+        named = dict(leaves_with_paths(params))
+        fixed[:] = [static, structure, jax.tree.structure(params), list(named)]
+        return nest(named), {str(number): leaf for number, leaf in enumerate(leaves)}
 
-    abstract = jax.eval_shape(traced, jax.eval_shape(jax.random.key, 0))
-    static, state_structure, params_structure = fixed
-    named = [path for path, _ in leaves_with_paths(jax.tree.unflatten(params_structure, abstract[0]))]
-    keeps_state = bool(abstract[1])
+    keeps_state = bool(jax.eval_shape(init, jax.eval_shape(jax.random.key, 0))[1])
+    static, state_structure, params_structure, paths = fixed
     check_arguments(static, (*as_arguments(inputs), *[None] * keeps_state), more=("key",))
-
-    def init(key: Array) -> tuple[Any, Any]:
-        leaves, state = traced(key)
-        return nest(dict(zip(named, leaves, strict=True))), {str(number): leaf for number, leaf in enumerate(state)}
 
     def call(params: Any, state: Any, inputs: Any, rows: Rows) -> tuple[Any, Any]:
         leaves = dict(leaves_with_paths(params))
-        model = equinox.combine(jax.tree.unflatten(params_structure, [leaves[path] for path in named]), static)
+        model = equinox.combine(jax.tree.unflatten(params_structure, [leaves[path] for path in paths]), static)
         model = model if rows.training else equinox.nn.inference_mode(model)
         given = [state[str(number)] for number in range(len(state))]
         taken = (jax.tree.unflatten(state_structure, given),) * keeps_state
@@ -97,9 +93,7 @@ def adapt_equinox(module: Any, inputs: Any) -> Adapted:
         outputs, after = result
         return outputs, {str(number): leaf for number, leaf in enumerate(jax.tree.leaves(after))}
 
-    made = module[0] if isinstance(module, tuple) else module
-    name = type(made).__name__ if is_module else getattr(made, "__name__", "equinox")
-    return Adapted(init=init, call=call, keeps_state=keeps_state, name=name)
+    return Adapted(init, call)
 
 
 def _with_state(equinox: Any, made: Any) -> Any:
@@ -123,23 +117,6 @@ def _axis_of(equinox: Any, model: Any) -> str:
     return names.pop() if names else AXIS
 
 
-class _Lax:
-    """`jax.lax` for one module of Equinox, with means over the axis of rows also over the mesh."""
-
-    def __init__(self, axis: str, axes: tuple[str, ...]) -> None:
-        self._axis, self._axes = axis, axes
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(lax, name)
-
-    def pmean(self, x: Any, axis_name: Any, **options: Any) -> Any:
-        """Returns the mean over the rows of this device, then over devices, which have equally many."""
-        if varying_axes(x):
-            raise ValueError(f"JAX cannot sum over the axis {axis_name!r} of a vmap beside varying manual axes")
-        mean = lax.pmean(x, axis_name, **options)
-        return lax.pmean(mean, self._axes) if axis_name == self._axis and self._axes else mean
-
-
 @contextmanager
 def _over_mesh(equinox: Any, axis: str, axes: tuple[str, ...]) -> Iterator[None]:
     """Makes batch norm compute statistics over the rows of all devices."""
@@ -147,7 +124,15 @@ def _over_mesh(equinox: Any, axis: str, axes: tuple[str, ...]) -> Iterator[None]
     before = getattr(home, "lax", None)
     if before is None and axes:
         raise UserError("The batch norm of this version of Equinox cannot be summed over devices. Use group norm.")
-    home.lax = _Lax(axis, axes)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def pmean(x: Any, axis_name: Any, **options: Any) -> Any:
+        """Returns the mean over the rows of this device, then over devices, which have equally many."""
+        if varying_axes(x):
+            raise ValueError(f"JAX cannot sum over the axis {axis_name!r} of a vmap beside varying manual axes")
+        mean = lax.pmean(x, axis_name, **options)
+        return lax.pmean(mean, axes) if axis_name == axis and axes else mean
+
+    home.lax = SimpleNamespace(**{**vars(lax), "pmean": pmean})  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:

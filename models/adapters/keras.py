@@ -9,6 +9,7 @@ dropout draws a mask for each row, from seeds folded from the step's key.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import jax
@@ -68,7 +69,7 @@ def adapt_keras(module: Any, inputs: Any) -> Adapted:
         changed = {path: new for path, new in zip(others, after, strict=True) if path in kept}
         return outputs, nest(changed) if rows.training else state
 
-    return Adapted(init=init, call=call, keeps_state=bool(kept), name=module.name)
+    return Adapted(init, call)
 
 
 def _arguments(module: Any, inputs: Any) -> tuple[Any, ...]:
@@ -84,10 +85,10 @@ def _on_mesh(keras: Any, module: Any, rows: Rows) -> Iterator[None]:
     changed = []
     for layer in layers:
         if isinstance(layer, keras.layers.BatchNormalization) and rows.axes:
-            layer._moments = _moments_of(layer, rows.axes)
+            layer._moments = partial(_moments, layer, rows.axes)
             changed.append((layer, "_moments"))
         elif type(layer) is keras.layers.Dropout and layer.rate > 0:
-            layer.call = _dropout_of(layer, rows.example)
+            layer.call = partial(_dropout, layer, rows.example)
             changed.append((layer, "call"))
     try:
         yield
@@ -96,25 +97,20 @@ def _on_mesh(keras: Any, module: Any, rows: Rows) -> Iterator[None]:
             del layer.__dict__[name]
 
 
-def _moments_of(layer: Any, axes: tuple[str, ...]) -> Any:
-    def moments(inputs: Any, mask: Any) -> tuple[Array, Array]:
-        if mask is not None:
-            raise UserError(
-                f"Layer {layer.name}: batch norm with a mask cannot be summed over devices. Leave the mask out."
-            )
-        mean = lax.pmean(jnp.mean(inputs, layer._reduction_axes, keepdims=True), axes)
-        variance = lax.pmean(jnp.mean((inputs - mean) ** 2, layer._reduction_axes), axes)
-        return jnp.squeeze(mean, tuple(layer._reduction_axes)), variance
-
-    return moments
+def _moments(layer: Any, axes: tuple[str, ...], inputs: Any, mask: Any) -> tuple[Array, Array]:
+    """Returns mean and variance over the rows of all devices."""
+    if mask is not None:
+        raise UserError(
+            f"Layer {layer.name}: batch norm with a mask cannot be summed over devices. Leave the mask out."
+        )
+    mean = lax.pmean(jnp.mean(inputs, layer._reduction_axes, keepdims=True), axes)
+    variance = lax.pmean(jnp.mean((inputs - mean) ** 2, layer._reduction_axes), axes)
+    return jnp.squeeze(mean, tuple(layer._reduction_axes)), variance
 
 
-def _dropout_of(layer: Any, example: Array) -> Any:
-    def call(inputs: Any, training: bool = False) -> Any:
-        if not training:
-            return inputs
-        key = jax.random.wrap_key_data(layer.seed_generator.next().astype("uint32"))
-        shape = layer.noise_shape or (None,) * inputs.ndim
-        return drop(inputs, layer.rate, key, example, [dim for dim, size in enumerate(shape) if size == 1])
-
-    return call
+def _dropout(layer: Any, example: Array, inputs: Any, training: bool = False) -> Any:
+    if not training:
+        return inputs
+    key = jax.random.wrap_key_data(layer.seed_generator.next().astype("uint32"))
+    shape = layer.noise_shape or (None,) * inputs.ndim
+    return drop(inputs, layer.rate, key, example, [dim for dim, size in enumerate(shape) if size == 1])

@@ -53,8 +53,6 @@ MAKERS = {"rngs": "flax.nnx", "key": "equinox"}
 NO_OPTIONS = ("parent", "name")
 """Fields that Linen adds to every module: its parent, and its name there."""
 
-NOTHING: Mapping[str, Any] = {}
-
 
 def library_of(module: Any, *, makers: bool = True) -> str | None:
     """Returns the library of a module, or None.
@@ -75,7 +73,7 @@ def library_of_class(named: Any) -> str | None:
     return next((library for library in LIBRARIES if _is_of(named, library)), None)
 
 
-def makes_modules(named: Any, options: Mapping[str, Any] = NOTHING) -> bool:
+def makes_modules(named: Any, options: Mapping[str, Any]) -> bool:
     """Returns True if a class or function certainly creates modules.
 
     Args:
@@ -88,12 +86,7 @@ def makes_modules(named: Any, options: Mapping[str, Any] = NOTHING) -> bool:
 
 
 def made_with(
-    maker: Any,
-    options: Mapping[str, Any],
-    facts: Mapping[str, Any] = NOTHING,
-    *,
-    what: str = "",
-    beside: Sequence[str] = (),
+    maker: Any, options: Mapping[str, Any], facts: Mapping[str, Any], what: str = "", *, beside: Sequence[str] = ()
 ) -> Any:
     """Calls a class or function that makes a module with its options, after checking them.
 

@@ -68,23 +68,31 @@ def adapt(
     of_batch = _inputs(inputs)
     first_row = {"example": np.zeros(1, np.int32), **{key: array[:1] for key, array in example.items()}}
     first = module[0] if isinstance(module, tuple) and module else module
-    what = f"model {name or getattr(first, '__name__', type(first).__name__)!r}"
-    given = _called(of_batch, first_row, f"{what}: inputs", inputs)
+    name = name or getattr(first, "__name__", type(first).__name__)
+    what = f"model {name!r}"
+    with _with_hint(
+        f"{what}: inputs",
+        inputs if callable(inputs) else None,
+        lambda cause: explain_key_error(cause, first_row) if isinstance(cause, KeyError) else "",
+    ):
+        given = of_batch(first_row, None)
     code = module if library_of(module, makers=False) is None else type(first).__call__
-    with _name_inputs(f"{what}: the module", code, given):
+    with _with_hint(f"{what}: the module", code, lambda cause: _describe_row(given)):
         adapted = _adapted(module, given)
+        first_state = jax.eval_shape(adapted.init, jax.eval_shape(jax.random.key, 0))[1]  # opens no device
+        keeps_state = bool(jax.tree.leaves(first_state))
     of_rows = row_function(loss, "loss")
     more = {key: row_function(each, f"metrics.{key}") for key, each in (metrics or {}).items()}
 
     def run(params: Params, state: Any, batch: Batch, key: Array | None) -> tuple[Any, Any]:
-        axes = batch_axes() if adapted.keeps_state and key is not None else ()
+        axes = batch_axes() if keeps_state and key is not None else ()
         return adapted.call(params, state, of_batch(batch, key), Rows(key=key, example=batch["example"], axes=axes))
 
     def model_loss(params: Params, batch: Batch, key: Array | None, state: Any = ()) -> LossSums:
         outputs, after = run(params, state, batch, key)
         total, weight = sums(of_rows, outputs, batch, "loss")
         found = {name: sums(function, outputs, batch, f"metrics.{name}") for name, function in more.items()}
-        return LossSums(total, weight, found, after if adapted.keeps_state else ())
+        return LossSums(total, weight, found, after if keeps_state else ())
 
     def predict(params: Params, batch: Batch, state: Any = ()) -> Any:
         rows = next(iter(batch.values())).shape[0]
@@ -92,34 +100,29 @@ def adapt(
 
     return Model(
         init=lambda key: adapted.init(key)[0],
-        init_state=(lambda key: adapted.init(key)[1]) if adapted.keeps_state else None,
+        init_state=(lambda key: adapted.init(key)[1]) if keeps_state else None,
         loss=model_loss,
         predict=predict,
-        name=name or adapted.name,
+        name=name,
         library=library_of(module) or "",
     )
 
 
-def _called(of_batch: Callable[..., Any], row: Batch, what: str, inputs: Any) -> Any:
-    """Returns the arguments of a module for one row."""
-    try:
-        with as_user_error(what, inputs if callable(inputs) else None, ModuleError):
-            return of_batch(row, None)
-    except ModuleError as error:
-        hint = explain_key_error(error.__cause__, row) if isinstance(error.__cause__, KeyError) else ""
-        raise ModuleError(f"{str(error).rstrip('.')}. {hint}" if hint else str(error)) from error.__cause__
-
-
 @contextmanager
-def _name_inputs(what: str, code: Any, given: Any) -> Iterator[None]:
-    """Adds a module's inputs to the errors that it raises while it is made or called."""
+def _with_hint(what: str, code: Any, hint: Callable[[BaseException | None], str]) -> Iterator[None]:
+    """Turns an error of the user's code into a ModuleError, with a hint about its cause if there is one."""
     try:
         with as_user_error(what, code, ModuleError):
             yield
     except ModuleError as error:
-        shapes = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}" for leaf in map(np.asarray, jax.tree.leaves(given)))
-        row = f"One row of the data, as model.inputs gives it to the module, is {shapes}."
-        raise ModuleError(f"{str(error).rstrip('.')}. {row}") from error.__cause__
+        if more := hint(error.__cause__):
+            raise ModuleError(f"{str(error).rstrip('.')}. {more}") from error.__cause__
+        raise
+
+
+def _describe_row(given: Any) -> str:
+    shapes = ", ".join(f"{leaf.dtype} {tuple(leaf.shape)}" for leaf in map(np.asarray, jax.tree.leaves(given)))
+    return f"One row of the data, as model.inputs gives it to the module, is {shapes}."
 
 
 def _adapted(module: Any, inputs: Any) -> Adapted:

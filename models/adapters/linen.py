@@ -47,8 +47,7 @@ def adapt_linen(module: Any, inputs: Any) -> Adapted:
             outputs, changed = module.apply(variables, *inputs, rngs=rngs, mutable=list(state), **more)
         return outputs, {**state, **changed}
 
-    first = jax.eval_shape(init, jax.eval_shape(jax.random.key, 0))[1]  # opens no device
-    return Adapted(init=init, call=call, keeps_state=bool(jax.tree.leaves(first)), name=type(module).__name__)
+    return Adapted(init, call)
 
 
 def _on_mesh(rows: Rows) -> Any:

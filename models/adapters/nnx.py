@@ -8,8 +8,6 @@ In training, batch norm sums its statistics over the rows of all devices, and dr
 are set on the merged copy of one call.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -62,12 +60,11 @@ def adapt_nnx(module: Any, inputs: Any) -> Adapted:
         given: dict[str, Any] = mode_arguments(type(model).__call__, training=True)
         if takes_option(type(model).__call__, "rngs"):
             given["rngs"] = nnx.Rngs(rows.key)
-        with _on_mesh(nnx, model, rows):
-            outputs = model(*as_arguments(inputs), **given)
+        _set_on_mesh(nnx, model, rows)
+        outputs = model(*as_arguments(inputs), **given)
         return outputs, nnx.to_pure_dict(split(model)[3]) if state else state
 
-    name = type(module).__name__ if is_module else getattr(module, "__name__", "nnx")
-    return Adapted(init=init, call=call, keeps_state=bool(jax.tree.leaves(variables[2])), name=name)
+    return Adapted(init, call)
 
 
 def _random(like: Any, key: Array) -> Any:
@@ -81,8 +78,7 @@ def _random(like: Any, key: Array) -> Any:
     return jax.tree.unflatten(structure, [filled(number, leaf) for number, leaf in enumerate(leaves)])
 
 
-@contextmanager
-def _on_mesh(nnx: Any, model: Any, rows: Rows) -> Iterator[None]:
+def _set_on_mesh(nnx: Any, model: Any, rows: Rows) -> None:
     """Makes layers that combine rows work on the whole batch."""
 
     class RowDropout(nnx.Dropout):
@@ -96,13 +92,8 @@ def _on_mesh(nnx: Any, model: Any, rows: Rows) -> Iterator[None]:
             key = stream if isinstance(stream, Array) else stream()
             return drop(inputs, self.rate, key, rows.example, self.broadcast_dims)
 
-    layers = [layer for _, layer in nnx.iter_modules(model)]
-    dropouts = [layer for layer in layers if type(layer) is nnx.Dropout]
-    for layer in layers:
+    for _, layer in list(nnx.iter_modules(model)):
         if isinstance(layer, nnx.BatchNorm):
             layer.axis_name = rows.axes or None
-    for layer in dropouts:
-        layer.__class__ = RowDropout
-    yield
-    for layer in dropouts:
-        layer.__class__ = nnx.Dropout
+        elif type(layer) is nnx.Dropout:
+            layer.__class__ = RowDropout

@@ -50,10 +50,7 @@ def accuracy(outputs: Any, batch: Mapping[str, Array]) -> Array:
 
 
 NAMED: dict[str, RowFunction] = {
-    "softmax_cross_entropy": softmax_cross_entropy,
-    "sigmoid_cross_entropy": sigmoid_cross_entropy,
-    "squared_error": squared_error,
-    "accuracy": accuracy,
+    each.__name__: each for each in (softmax_cross_entropy, sigmoid_cross_entropy, squared_error, accuracy)
 }
 """Losses and metrics with a name in a config."""
 
@@ -129,16 +126,15 @@ def _of_rows(name: str, function: Callable[[Array, Array], Array], outputs: Any,
 
 def _targets(name: str, outputs: Any, batch: Mapping[str, Array]) -> Array:
     """Returns the targets; raises a UserError if the outputs are not an array, or targets are missing."""
+    own = 'or use your own loss, model.loss: "my_module:my_loss", (outputs, batch) -> one number for each row.'
     if not hasattr(outputs, "shape"):
-        raise UserError(
-            f"{name} requires one array, but the module returns {_describe(outputs)}. Return one array, or use "
-            'your own loss, model.loss: "my_module:my_loss", (outputs, batch) -> one number for each row.'
-        )
+        kind = _describe(outputs)
+        raise UserError(f"{name} requires one array, but the module returns {kind}. Return one array, {own}")
     if "targets" not in batch:
+        names = ", ".join(batch)
         raise UserError(
-            f"{name} compares the outputs with batch['targets'], but the batch has {', '.join(batch)}. Give data with "
-            'that name, or use your own loss, model.loss: "my_module:my_loss", (outputs, batch) -> one number '
-            "for each row."
+            f"{name} compares the outputs with batch['targets'], but the batch has {names}. Give data with that name, "
+            f"{own}"
         )
     return batch["targets"]
 

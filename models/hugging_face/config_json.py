@@ -1,16 +1,18 @@
 """config.json of Hugging Face: conversion to and from the transformer's options.
 
-Missing fields have the default of `transformers`. A feature that the transformer does not support is an error that
-names it, because ignoring it would change the numbers.
+Each field of a class below is declared once, for both directions: it has the name of the transformer's option, and its
+alias is the name in the file. Missing fields have the default of `transformers`. A feature that the transformer does
+not support is an error that names it, because ignoring it would change the numbers.
 """
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...mesh.errors import UserError
 from ..transformer_config import TransformerConfig
@@ -20,6 +22,37 @@ Size = Annotated[int, Ge(1), Lt(2**31)] | None
 Number = Annotated[float, Gt(0), Lt(3e38)] | None
 Required = Annotated[int, Ge(1), Lt(2**31)]
 Flag = bool | None
+
+
+class ModelJson(BaseModel):
+    """The fields of a family with the values that the transformer supports; None is a missing field or null."""
+
+    model_config = ConfigDict(strict=True)
+
+    @classmethod
+    def parse(cls, content: Mapping[str, Any]) -> Self:
+        """Checks the content of config.json; raises a UserError with all problems."""
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            problems = [
+                f"{'.'.join(map(str, each['loc']))}: {each['msg']}"
+                + ("." if each["type"] == "missing" else f", got {each['input']!r:.80}.")
+                for each in error.errors()
+            ]
+            first = f"{NAME} has fields that are invalid, or with values that the transformer does not support:"
+            raise UserError("\n  ".join([first, *problems])) from None
+
+    def options(self) -> dict[str, Any]:
+        """Returns the options of the transformer that the file has."""
+        return {name: value for name, value in self if value is not None and hasattr(TransformerConfig, name)}
+
+    @classmethod
+    def content(cls, config: TransformerConfig) -> dict[str, Any]:
+        """Returns the content of config.json; fields that are not options have their default."""
+        options = {**asdict(with_sizes(config)), "max_length": config.position_rows}
+        content = {field.alias or name: options.get(name, field.default) for name, field in cls.model_fields.items()}
+        return {name: value for name, value in content.items() if value is not None}
 
 
 class RopeJson(BaseModel):
@@ -36,54 +69,85 @@ class RopeJson(BaseModel):
     original_max_position_embeddings: Size = None
 
 
-class LlamaJson(BaseModel):
-    """The fields of a Llama or a Qwen with the values that the transformer supports."""
+class LlamaJson(ModelJson):
+    """The fields of a Llama or a Qwen."""
 
-    model_config = ConfigDict(strict=True)
-
-    vocab_size: Required
-    hidden_size: Required
-    intermediate_size: Required
-    num_hidden_layers: Required
-    num_attention_heads: Required
-    num_key_value_heads: Size = None
-    head_dim: Size = None
-    max_position_embeddings: Size = None
-    rms_norm_eps: Number = None
-    rope_theta: Number = None
+    vocabulary: Required = Field(alias="vocab_size")
+    width: Required = Field(alias="hidden_size")
+    mlp_width: Required = Field(alias="intermediate_size")
+    layers: Required = Field(alias="num_hidden_layers")
+    heads: Required = Field(alias="num_attention_heads")
+    kv_heads: Size = Field(None, alias="num_key_value_heads")
+    head_width: Size = Field(None, alias="head_dim")
+    length: Size = Field(None, alias="max_position_embeddings")
+    norm_epsilon: Number = Field(None, alias="rms_norm_eps")
+    rope_base: Number = Field(None, alias="rope_theta")
     rope_parameters: RopeJson | None = None
     rope_scaling: RopeJson | None = None
-    attention_bias: Flag = None
+    has_attention_bias: Flag = Field(None, alias="attention_bias")
     mlp_bias: Flag = None
-    tie_word_embeddings: Flag = None
-    hidden_act: Literal["silu"] | None = None
+    tied: Flag = Field(None, alias="tie_word_embeddings")
+    hidden_act: Literal["silu"] | None = "silu"
     partial_rotary_factor: Annotated[float, Ge(1), Le(1)] | None = None
     use_sliding_window: Literal[False] | None = None
     layer_types: list[Literal["full_attention"]] | None = None
     quantization_config: None = None
 
+    def options(self) -> dict[str, Any]:
+        """Returns the options of the transformer; those of rotary positions are in `rope_parameters` in new files."""
+        rope = self.rope_parameters or self.rope_scaling or RopeJson()
+        kind = rope.rope_type or rope.type or "default"
+        scaling: dict[str, Any] = {} if kind == "default" else {"rope_factor": rope.factor}
+        if kind == "llama3":
+            scaling["rope_trained_length"] = rope.original_max_position_embeddings
+            scaling["rope_slow_turns"], scaling["rope_fast_turns"] = rope.low_freq_factor, rope.high_freq_factor
+        if None in scaling.values():
+            raise UserError(
+                f"{NAME}: rotary positions of type {kind!r} need factor, and those of type 'llama3' also "
+                "low_freq_factor, high_freq_factor and original_max_position_embeddings, got "
+                f"{rope.model_dump(exclude_none=True)}."
+            )
+        if rope.rope_theta is not None:
+            scaling["rope_base"] = rope.rope_theta
+        return {**super().options(), "attention_bias": "all" if self.has_attention_bias else "none", **scaling}
 
-class GPT2Json(BaseModel):
-    """The fields of a GPT-2 with the values that the transformer supports."""
+    @classmethod
+    def content(cls, config: TransformerConfig) -> dict[str, Any]:
+        """Returns the content of config.json."""
+        content = {**super().content(config), "attention_bias": config.attention_bias == "all"}
+        if config.rope_factor != 1:
+            content["rope_scaling"] = {"rope_type": "linear", "factor": config.rope_factor}
+        if config.rope_factor != 1 and config.rope_trained_length:
+            content["rope_scaling"] |= {
+                "rope_type": "llama3",
+                "low_freq_factor": config.rope_slow_turns,
+                "high_freq_factor": config.rope_fast_turns,
+                "original_max_position_embeddings": config.rope_trained_length,
+            }
+        return content
 
-    model_config = ConfigDict(strict=True)
 
-    vocab_size: Required
-    n_embd: Required
-    n_layer: Required
-    n_head: Required
-    n_positions: Required
-    n_inner: Size = None
-    layer_norm_epsilon: Number = None
-    tie_word_embeddings: Flag = None
-    activation_function: Literal["gelu_new", "gelu_pytorch_tanh"] | None = None
+class GPT2Json(ModelJson):
+    """The fields of a GPT-2."""
+
+    vocabulary: Required = Field(alias="vocab_size")
+    width: Required = Field(alias="n_embd")
+    layers: Required = Field(alias="n_layer")
+    heads: Required = Field(alias="n_head")
+    max_length: Required = Field(alias="n_positions")
+    mlp_width: Size = Field(None, alias="n_inner")
+    norm_epsilon: Number = Field(None, alias="layer_norm_epsilon")
+    tied: Flag = Field(None, alias="tie_word_embeddings")
+    activation_function: Literal["gelu_new", "gelu_pytorch_tanh"] | None = "gelu_new"
     scale_attn_weights: Literal[True] | None = None
     scale_attn_by_inverse_layer_idx: Literal[False] | None = None
     add_cross_attention: Literal[False] | None = None
     quantization_config: None = None
 
 
-AnyJson = TypeVar("AnyJson", bound=BaseModel)
+def with_sizes(config: TransformerConfig) -> TransformerConfig:
+    """Returns a config with the sizes that follow from others given by themselves."""
+    return replace(config, kv_heads=config.num_kv_heads, head_width=config.head_size, mlp_width=config.mlp_size)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -112,136 +176,3 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{path} must be a JSON object, got a {type(content).__name__}.")
     return content
-
-
-def _parse(fields: type[AnyJson], content: Mapping[str, Any]) -> AnyJson:
-    """Checks the fields of a family; raises a UserError with all problems."""
-    try:
-        return fields.model_validate(content)
-    except ValidationError as error:
-        problems = [
-            f"{'.'.join(map(str, each['loc']))}: {each['msg']}"
-            + ("." if each["type"] == "missing" else f", got {each['input']!r:.80}.")
-            for each in error.errors()
-        ]
-        first = f"{NAME} has fields that are invalid, or with values that the transformer does not support:"
-        raise UserError("\n  ".join([first, *problems])) from None
-
-
-def llama_options(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of a Llama."""
-    given = _parse(LlamaJson, content)
-    bias = "all" if given.attention_bias else "none"
-    return {**_as_llama(given), "attention_bias": bias, "mlp_bias": bool(given.mlp_bias)}
-
-
-def qwen2_options(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of a Qwen2: query, key and value have biases."""
-    return {**_as_llama(_parse(LlamaJson, content)), "attention_bias": "inputs"}
-
-
-def qwen3_options(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of a Qwen3: heads of query and key have norms, and are 128 wide by default."""
-    given = _parse(LlamaJson, content)
-    bias = "all" if given.attention_bias else "none"
-    return {**_as_llama(given), "head_width": given.head_dim or 128, "attention_bias": bias, "head_norm": True}
-
-
-def gpt2_options(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of a GPT-2."""
-    given = _parse(GPT2Json, content)
-    return {
-        "vocabulary": given.vocab_size,
-        "width": given.n_embd,
-        "layers": given.n_layer,
-        "heads": given.n_head,
-        "length": given.n_positions,
-        "max_length": given.n_positions,
-        "mlp_width": given.n_inner or 4 * given.n_embd,
-        "norm_epsilon": given.layer_norm_epsilon or 1e-5,
-        "tied": given.tie_word_embeddings is not False,
-        "norm": "layer",
-        "positions": "learned",
-        "mlp": "gelu",
-        "mlp_bias": True,
-        "attention_bias": "all",
-    }
-
-
-def _as_llama(given: LlamaJson) -> dict[str, Any]:
-    return {
-        "vocabulary": given.vocab_size,
-        "width": given.hidden_size,
-        "layers": given.num_hidden_layers,
-        "heads": given.num_attention_heads,
-        "length": given.max_position_embeddings or 0,
-        "kv_heads": given.num_key_value_heads or given.num_attention_heads,
-        "head_width": given.head_dim or given.hidden_size // given.num_attention_heads,
-        "mlp_width": given.intermediate_size,
-        "norm_epsilon": given.rms_norm_eps or 1e-6,
-        "tied": bool(given.tie_word_embeddings),
-        **_rotary_options(given),
-    }
-
-
-def _rotary_options(given: LlamaJson) -> dict[str, Any]:
-    """Returns the options of rotary frequencies: `rope_parameters`, or those of older files."""
-    rope = given.rope_parameters or given.rope_scaling or RopeJson()
-    kind = rope.rope_type or rope.type or "default"
-    options: dict[str, Any] = {"rope_base": rope.rope_theta or given.rope_theta or 10000.0}
-    if kind != "default":
-        options["rope_factor"] = rope.factor
-    if kind == "llama3":
-        options["rope_trained_length"] = rope.original_max_position_embeddings
-        options["rope_slow_turns"], options["rope_fast_turns"] = rope.low_freq_factor, rope.high_freq_factor
-    if None in options.values():
-        raise UserError(
-            f"{NAME}: rotary positions of type {kind!r} need factor, and those of type 'llama3' also low_freq_factor, "
-            f"high_freq_factor and original_max_position_embeddings, got {rope.model_dump(exclude_none=True)}."
-        )
-    return options
-
-
-def llama_sizes(config: TransformerConfig) -> dict[str, Any]:
-    """Returns the content of config.json of a Llama or a Qwen."""
-    content: dict[str, Any] = {
-        "vocab_size": config.vocabulary,
-        "hidden_size": config.width,
-        "intermediate_size": config.mlp_size,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_size,
-        "hidden_act": "silu",
-        "rms_norm_eps": config.norm_epsilon,
-        "max_position_embeddings": config.length,
-        "rope_theta": config.rope_base,
-        "tie_word_embeddings": config.tied,
-        "attention_bias": config.attention_bias == "all",
-        "mlp_bias": config.mlp_bias,
-    }
-    if config.rope_factor != 1:
-        content["rope_scaling"] = {"rope_type": "linear", "factor": config.rope_factor}
-    if config.rope_factor != 1 and config.rope_trained_length:
-        content["rope_scaling"] |= {
-            "rope_type": "llama3",
-            "low_freq_factor": config.rope_slow_turns,
-            "high_freq_factor": config.rope_fast_turns,
-            "original_max_position_embeddings": config.rope_trained_length,
-        }
-    return content
-
-
-def gpt2_sizes(config: TransformerConfig) -> dict[str, Any]:
-    """Returns the content of config.json of a GPT-2."""
-    return {
-        "vocab_size": config.vocabulary,
-        "n_embd": config.width,
-        "n_layer": config.layers,
-        "n_head": config.heads,
-        "n_inner": config.mlp_size,
-        "n_positions": config.position_rows,
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": config.norm_epsilon,
-        "tie_word_embeddings": config.tied,
-    }

@@ -9,13 +9,13 @@ Sources: the public checkpoints' own config.json and tensor names; Touvron et al
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...mesh.errors import UserError
 from ..moe import MoEConfig
 from ..transformer_config import TransformerConfig
-from .config_json import gpt2_options, gpt2_sizes, llama_options, llama_sizes, qwen2_options, qwen3_options
+from .config_json import GPT2Json, LlamaJson, ModelJson, with_sizes
 
 
 class Stored(NamedTuple):
@@ -31,6 +31,11 @@ class Stored(NamedTuple):
     transposed: bool = False
     part: tuple[int, int] = (0, 1)
 
+    def shape(self, parameter: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of the array in the files, for that of the parameter, or of one block of it."""
+        whole = (*parameter[:-1], parameter[-1] * self.part[1])
+        return whole[::-1] if self.transposed else whole
+
 
 class Family(NamedTuple):
     """A family of models.
@@ -38,18 +43,25 @@ class Family(NamedTuple):
     Attributes:
         model_type: Its name in config.json.
         architecture: The class of `transformers` for a language model of it.
+        fields: The fields of its config.json.
+        defaults: Options of the transformer whose default in `transformers` is another.
         fixed: Options of the transformer -> the values that the family supports.
         stored: Path of a parameter -> its place.
-        options: The function from the content of config.json to options of the transformer.
-        sizes: The function from the transformer's options to the content of config.json.
     """
 
     model_type: str
     architecture: str
+    fields: type[ModelJson]
+    defaults: Mapping[str, Any]
     fixed: Mapping[str, tuple[Any, ...]]
     stored: Mapping[str, Stored]
-    options: Callable[[Mapping[str, Any]], dict[str, Any]]
-    sizes: Callable[[TransformerConfig], dict[str, Any]]
+
+    def transformer(self, content: Mapping[str, Any], *, length: int = 0, **options: Any) -> TransformerConfig:
+        """Returns the transformer of a config.json; arguments are those of `load`."""
+        only = {name: values[0] for name, values in self.fixed.items() if len(values) == 1}
+        given = {**self.defaults, **self.fields.parse(content).options(), **only, **options}
+        longest = given.get("length") or given.get("max_length", 0)
+        return with_sizes(TransformerConfig(**{**given, "length": length or longest}))
 
 
 def _llama_names() -> dict[str, Stored]:
@@ -92,31 +104,26 @@ def _gpt2_names() -> dict[str, Stored]:
     return names
 
 
-def _as_llama(model_type: str, options: Callable[[Mapping[str, Any]], dict[str, Any]], **fixed: Any) -> Family:
-    only = {"norm": ("rms",), "positions": ("rotary",), "mlp": ("swiglu",), "head_norm": (False,), **fixed}
-    architecture = f"{model_type.capitalize()}ForCausalLM"
-    return Family(model_type, architecture, only, _llama_names(), options, llama_sizes)
+def _as_llama(model_type: str, defaults: Mapping[str, Any] = {}, **fixed: Any) -> Family:
+    defaults = {"norm_epsilon": 1e-6, **defaults}
+    fixed = {"norm": ("rms",), "positions": ("rotary",), "mlp": ("swiglu",), "head_norm": (False,), **fixed}
+    return Family(model_type, f"{model_type.capitalize()}ForCausalLM", LlamaJson, defaults, fixed, _llama_names())
 
 
+BIASES = ("none", "all")
+GPT2 = {
+    "norm": ("layer",),
+    "positions": ("learned",),
+    "mlp": ("gelu",),
+    "head_norm": (False,),
+    "attention_bias": ("all",),
+    "mlp_bias": (True,),
+}
 FAMILIES = {
-    "llama": _as_llama("llama", llama_options, attention_bias=("none", "all"), mlp_bias=(False, True)),
-    "qwen2": _as_llama("qwen2", qwen2_options, attention_bias=("inputs",), mlp_bias=(False,)),
-    "qwen3": _as_llama("qwen3", qwen3_options, attention_bias=("none", "all"), mlp_bias=(False,), head_norm=(True,)),
-    "gpt2": Family(
-        "gpt2",
-        "GPT2LMHeadModel",
-        {
-            "norm": ("layer",),
-            "positions": ("learned",),
-            "mlp": ("gelu",),
-            "head_norm": (False,),
-            "attention_bias": ("all",),
-            "mlp_bias": (True,),
-        },
-        _gpt2_names(),
-        gpt2_options,
-        gpt2_sizes,
-    ),
+    "llama": _as_llama("llama", attention_bias=BIASES, mlp_bias=(False, True)),
+    "qwen2": _as_llama("qwen2", attention_bias=("inputs",), mlp_bias=(False,)),
+    "qwen3": _as_llama("qwen3", {"head_width": 128}, attention_bias=BIASES, mlp_bias=(False,), head_norm=(True,)),
+    "gpt2": Family("gpt2", "GPT2LMHeadModel", GPT2Json, {"tied": True}, GPT2, _gpt2_names()),
 }
 """model_type -> the family."""
 

@@ -6,69 +6,41 @@ public: https://github.com/huggingface/safetensors.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
+import jax
 import ml_dtypes
 import numpy as np
 
 from ...layouts.sizes import array_bytes
 from ...mesh.errors import UserError
 
-NAMES = {
-    np.dtype(dtype): name
-    for dtype, name in (
-        (np.bool_, "BOOL"),
-        (np.uint8, "U8"),
-        (np.int8, "I8"),
-        (np.uint16, "U16"),
-        (np.int16, "I16"),
-        (np.uint32, "U32"),
-        (np.int32, "I32"),
-        (np.uint64, "U64"),
-        (np.int64, "I64"),
-        (np.float16, "F16"),
-        (ml_dtypes.bfloat16, "BF16"),
-        (np.float32, "F32"),
-        (np.float64, "F64"),
-        (ml_dtypes.float8_e4m3fn, "F8_E4M3"),
-        (ml_dtypes.float8_e5m2, "F8_E5M2"),
-    )
+DTYPES = {
+    "BOOL": np.dtype(np.bool_),
+    **{f"{kind}{8 * size}": np.dtype(f"{kind.lower()}{size}") for kind in "IU" for size in (1, 2, 4, 8)},
+    **{f"F{8 * size}": np.dtype(f"f{size}") for size in (2, 4, 8)},
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
 }
-"""The name of each dtype in the format."""
-DTYPES = {name: dtype for dtype, name in NAMES.items()}
+"""The dtype of each name in the format."""
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 ALIGNMENT = 8
 """The arrays begin at a multiple of this, so that any of them can be mapped into memory."""
 
 
-class Entry(NamedTuple):
-    """An array of a file.
-
-    Attributes:
-        name: Its name.
-        shape: Its shape.
-        dtype: Its dtype, one of NAMES.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the array."""
-        return array_bytes(self.shape, self.dtype)
-
-
 def write_arrays(
-    path: Path, entries: Sequence[Entry], arrays: Iterable[np.ndarray], metadata: Mapping[str, str]
+    path: Path,
+    abstract: Mapping[str, jax.ShapeDtypeStruct],
+    arrays: Iterable[np.ndarray],
+    metadata: Mapping[str, str],
 ) -> None:
     """Writes a file, one array after the other.
 
     Args:
         path: The file, which must not exist.
-        entries: Its arrays; those with the largest elements first, so that all are aligned.
+        abstract: Name -> shape and dtype, those with the largest elements first, so that all arrays are aligned.
         arrays: Their values, in the same order.
         metadata: Strings by name, for the header.
 
@@ -76,16 +48,16 @@ def write_arrays(
         UserError: The format does not support a dtype.
         OSError: It cannot be written.
     """
-    begin = header(entries, metadata)
+    begin = header(abstract, metadata)
     with path.open("xb") as file:
         file.write(begin)
-        for entry, array in zip(entries, arrays, strict=True):
-            assert (array.shape, array.dtype) == (entry.shape, entry.dtype), (entry, array.shape, array.dtype)
+        for (name, leaf), array in zip(abstract.items(), arrays, strict=True):
+            assert (array.shape, array.dtype) == (leaf.shape, leaf.dtype), (name, leaf, array.shape, array.dtype)
             if array.size:
                 file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
-def header(entries: Iterable[Entry], metadata: Mapping[str, str]) -> bytes:
+def header(abstract: Mapping[str, jax.ShapeDtypeStruct], metadata: Mapping[str, str]) -> bytes:
     """Returns the bytes of a file before its arrays.
 
     Raises:
@@ -93,18 +65,13 @@ def header(entries: Iterable[Entry], metadata: Mapping[str, str]) -> bytes:
     """
     described: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0
-    for entry in entries:
-        if entry.dtype not in NAMES:
+    for name, leaf in abstract.items():
+        if leaf.dtype not in NAMES:
             raise UserError(
-                f"safetensors does not support {entry.dtype}, the dtype of {entry.name}. Export to a directory of .npy "
-                "files."
+                f"safetensors does not support {leaf.dtype}, the dtype of {name}. Export to a directory of .npy files."
             )
-        begin, end = end, end + entry.nbytes
-        described[entry.name] = {
-            "dtype": NAMES[entry.dtype],
-            "shape": list(entry.shape),
-            "data_offsets": [begin, end],
-        }
+        begin, end = end, end + array_bytes(leaf.shape, leaf.dtype)
+        described[name] = {"dtype": NAMES[leaf.dtype], "shape": leaf.shape, "data_offsets": (begin, end)}
     text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text

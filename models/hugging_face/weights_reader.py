@@ -121,8 +121,7 @@ def load(folder: str | Path, *, length: int = 0, **options: Any) -> Loaded:
 
 def transformer_config(folder: Path, *, length: int = 0, **options: Any) -> TransformerConfig:
     """Returns the transformer of a directory's config.json; arguments and errors are those of `load`."""
-    given = {**family_in(folder).options(read_config(folder)), **options}
-    return TransformerConfig(**{**given, "length": length or given["length"]})
+    return family_in(folder).transformer(read_config(folder), length=length, **options)
 
 
 def family_in(folder: Path) -> Family:
@@ -158,9 +157,9 @@ def load_params(folder: Path, model: BlockModel) -> Params:
             problems.append(f"{stored.name.format(block)} is missing.")
             return None
         used.add(name)
-        array, wanted = arrays[name], _stored_shape(stored, shape)
-        if list(array.shape) != wanted:
-            problems.append(f"{name} is {list(array.shape)}; {NAME} requires {wanted}.")
+        array, wanted = arrays[name], stored.shape(shape)
+        if array.shape != wanted:
+            problems.append(f"{name} is {list(array.shape)}; {NAME} requires {list(wanted)}.")
             return None
         which, columns = stored.part[0], shape[-1]
         return (array.T if stored.transposed else array)[..., which * columns : (which + 1) * columns]
@@ -186,11 +185,6 @@ def load_params(folder: Path, model: BlockModel) -> Params:
         first = f"{folder} does not match its {NAME}:"
         raise UserError("\n  ".join([first, *problems[:MAX_LISTED], *more]))
     return params
-
-
-def _stored_shape(stored: Stored, shape: tuple[int, ...]) -> list[int]:
-    shape = (*shape[:-1], shape[-1] * stored.part[1])
-    return list(reversed(shape) if stored.transposed else shape)
 
 
 def _arrays_in(folder: Path) -> dict[str, np.ndarray]:

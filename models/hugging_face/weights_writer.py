@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...layouts.paths import in_blocks, leaves_with_paths
+from ...layouts.sizes import array_bytes
 from ...mesh.errors import UserError
 from ...mesh.files import atomic_write
 from ...parallel.model import Params
@@ -18,7 +19,7 @@ from ..transformer import transformer
 from ..transformer_config import TransformerConfig
 from .config_json import NAME, read_config
 from .families import Stored, family_of
-from .safetensors import Entry, write_arrays
+from .safetensors import write_arrays
 from .weights_reader import INDEX, ONE_FILE
 
 BESIDE = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "generation_config.json")
@@ -57,15 +58,15 @@ def save(
     leaves = _checked(config, params)
     if folder.exists():
         raise UserError(f"{folder} already exists. Give another directory, or remove it.")
-    content = {"architectures": [family.architecture], "model_type": family.model_type, **family.sizes(config)}
+    content = {"architectures": [family.architecture], "model_type": family.model_type, **family.fields.content(config)}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder) as partial:
         partial.mkdir()
         stored = _stored_arrays(leaves, family.stored)
-        entries = [_entry(name, pieces, dtype) for name, pieces in stored.items()]
-        widest = max((entry.dtype for entry in entries), key=lambda dtype: (dtype.itemsize, dtype.name))
+        abstract = {name: _abstract(pieces[0], dtype) for name, pieces in stored.items()}
+        widest = max((leaf.dtype for leaf in abstract.values()), key=lambda dtype: (dtype.itemsize, dtype.name))
         _write_config(partial, {**content, "torch_dtype": widest.name}, None if like is None else Path(like))
-        _write_files(partial, _split(entries, max_file_bytes), stored)
+        _write_files(partial, abstract, stored, max_file_bytes)
 
 
 def _checked(config: TransformerConfig, params: Params) -> dict[str, Any]:
@@ -96,15 +97,6 @@ class _Piece(NamedTuple):
     leaf: Any
     block: int | None
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape, without the dim of blocks."""
-        return tuple(self.leaf.shape if self.block is None else self.leaf.shape[1:])
-
-    def read(self) -> np.ndarray:
-        """Returns the values on the host."""
-        return np.asarray(self.leaf if self.block is None else self.leaf[self.block])
-
 
 def _stored_arrays(leaves: dict[str, Any], names: Mapping[str, Stored]) -> dict[str, list[_Piece]]:
     """Returns the pieces of each stored array, in order, by its name."""
@@ -115,42 +107,42 @@ def _stored_arrays(leaves: dict[str, Any], names: Mapping[str, Stored]) -> dict[
     return {name: sorted(pieces, key=lambda piece: piece.stored.part) for name, pieces in found.items()}
 
 
-def _entry(name: str, pieces: list[_Piece], dtype: Any) -> Entry:
-    first = pieces[0]
-    shape = (*first.shape[:-1], first.shape[-1] * first.stored.part[1])
-    shape = shape[::-1] if first.stored.transposed else shape
-    return Entry(name, shape, np.dtype(jnp.dtype(dtype or first.leaf.dtype)))
+def _abstract(piece: _Piece, dtype: Any) -> jax.ShapeDtypeStruct:
+    """Returns the shape and dtype of the stored array that a piece is a part of."""
+    shape = piece.leaf.shape if piece.block is None else piece.leaf.shape[1:]
+    return jax.ShapeDtypeStruct(piece.stored.shape(shape), jnp.dtype(dtype or piece.leaf.dtype))
 
 
-def _split(entries: list[Entry], most: int) -> list[list[Entry]]:
-    """Distributes arrays over files of at most `most` bytes, in order; a larger array has its own file."""
-    files: list[list[Entry]] = [[]]
-    for entry in entries:
-        if files[-1] and sum(each.nbytes for each in files[-1]) + entry.nbytes > most:
-            files.append([])
-        files[-1].append(entry)
-    return files
-
-
-def _write_files(folder: Path, files: list[list[Entry]], stored: dict[str, list[_Piece]]) -> None:
-    number = len(files)
-    names = [f"model-{file:05d}-of-{number:05d}.safetensors" for file in range(1, number + 1)]
-    names = [ONE_FILE] if number == 1 else names
-    for name, entries in zip(names, files, strict=True):
-        ordered = sorted(entries, key=lambda entry: -entry.dtype.itemsize)
-        arrays = (_assemble(entry, stored[entry.name]) for entry in ordered)
-        write_arrays(folder / name, ordered, arrays, {"format": "pt"})
-    if number > 1:
-        index = {
-            "metadata": {"total_size": sum(entry.nbytes for entries in files for entry in entries)},
-            "weight_map": {entry.name: name for name, entries in zip(names, files, strict=True) for entry in entries},
-        }
+def _write_files(
+    folder: Path, abstract: dict[str, jax.ShapeDtypeStruct], stored: dict[str, list[_Piece]], max_file_bytes: int
+) -> None:
+    sizes = {name: array_bytes(leaf.shape, leaf.dtype) for name, leaf in abstract.items()}
+    files, weight_map = _split(sizes, max_file_bytes), {}
+    for number, names in enumerate(files, 1):
+        file = ONE_FILE if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        ordered = {name: abstract[name] for name in sorted(names, key=lambda name: -abstract[name].dtype.itemsize)}
+        arrays = (_assemble(stored[name], leaf.dtype) for name, leaf in ordered.items())
+        write_arrays(folder / file, ordered, arrays, {"format": "pt"})
+        weight_map |= dict.fromkeys(names, file)
+    if len(files) > 1:
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
         (folder / INDEX).write_text(json.dumps(index, indent=2), encoding="utf-8")
 
 
-def _assemble(entry: Entry, pieces: list[_Piece]) -> np.ndarray:
+def _split(sizes: Mapping[str, int], most: int) -> list[list[str]]:
+    """Distributes arrays over files of at most `most` bytes, in order; a larger array has its own file."""
+    files: list[list[str]] = [[]]
+    for name, size in sizes.items():
+        if files[-1] and sum(sizes[each] for each in files[-1]) + size > most:
+            files.append([])
+        files[-1].append(name)
+    return files
+
+
+def _assemble(pieces: list[_Piece], dtype: Any) -> np.ndarray:
     """Returns a stored array made of its pieces, which are ranges of columns."""
-    columns = np.concatenate([piece.read() for piece in pieces], axis=-1).astype(entry.dtype)
+    parts = [np.asarray(leaf if block is None else leaf[block]) for _, leaf, block in pieces]
+    columns = np.concatenate(parts, axis=-1).astype(dtype)
     return columns.T if pieces[0].stored.transposed else columns
 
 

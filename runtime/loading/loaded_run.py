@@ -293,19 +293,18 @@ class LoadedRun:
             return self._codec.decode(tokens)
         return " ".join(map(str, tokens))
 
-    def export(self, target: str | Path, *, unstack: bool = False, lora: str = MERGED, force: bool = False) -> Exported:
+    def export(self, target: str | Path, *, lora: str = MERGED, force: bool = False) -> Exported:
         """Writes the parameters for other programs, from the checkpoint, like `spmdkit export`.
 
         Args:
             target: A file that ends in .safetensors, or a new directory for .npy files.
-            unstack: Write each block separately.
             lora: Low-rank adapters: "merged" into the adapted parameters, or "separate".
             force: Replace an earlier export.
 
         Raises:
             UserError: The target exists, or is invalid.
         """
-        return export(self._stored, Path(target), unstack=unstack, lora=lora, force=force, ema=self.ema)
+        return export(self._stored, Path(target), lora=lora, force=force, ema=self.ema)
 
     def source(self, rows: Source | Mapping[str, Any] | None = None) -> Source:
         """Returns the rows that `evaluate` and `predictions` use.

@@ -54,19 +54,10 @@ def test_parameters_read_back_equal(stored, tmp_path, kind):
 
 @pytest.mark.parametrize("group_bytes", [1, 1 << 20])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("whole_state", "unstack"), [(True, False), (False, True), (True, True)])
-def test_a_whole_state_and_single_blocks_read_back_equal(
-    stored, tmp_path, kind, whole_state, unstack, group_bytes, monkeypatch
-):
+def test_a_whole_state_reads_back_equal(stored, tmp_path, kind, group_bytes, monkeypatch):
     monkeypatch.setattr(restore_file, "GROUP_BYTES", group_bytes)
-    export(stored, tmp_path / kind, unstack=unstack, whole_state=whole_state)
-    state = run_state(20)
-    expected = dict(leaves_with_paths(state if whole_state else state.params))
-    if unstack:
-        front = "params/" if whole_state else ""
-        kernel = expected.pop(f"{front}blocks/kernel")
-        expected |= {f"{front}blocks/{number}/kernel": kernel[number] for number in range(3)}
-    assert_equal(read(tmp_path / kind), expected, kind)
+    export(stored, tmp_path / kind, whole_state=True)
+    assert_equal(read(tmp_path / kind), dict(leaves_with_paths(run_state(20))), kind)
 
 
 def test_dtypes_without_a_npy_name_become_float32():
@@ -207,9 +198,8 @@ def adapted(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("unstack", [False, True])
-def test_merges_adapters_of_blocks(adapted, tmp_path, unstack, kind):
-    export(adapted, tmp_path / kind, unstack=unstack)
+def test_merges_adapters_of_blocks(adapted, tmp_path, kind):
+    export(adapted, tmp_path / kind)
     found, blocks = read(tmp_path / kind), BLOCKS["blocks"]
     adapters = blocks["lora"]
     expected = {
@@ -217,8 +207,6 @@ def test_merges_adapters_of_blocks(adapted, tmp_path, unstack, kind):
         "blocks/norm": blocks["norm"],
         "blocks/inner/down": blocks["inner"]["down"].astype(np.float64) + product(adapters["inner"]["down"]),
     }
-    if unstack:
-        expected = {path.replace("/", f"/{n}/", 1): leaf[n] for path, leaf in expected.items() for n in range(3)}
     assert found.keys() == {*expected, "head/out"}
     for path, leaf in expected.items():
         values = np.asarray(found[path], np.float64)

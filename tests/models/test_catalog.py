@@ -81,11 +81,6 @@ def test_problems_of_reference_models(spec, message):
         load_model({"name": "transformer", **spec}, vocabulary=256, length=64)
 
 
-def test_data_without_a_vocabulary():
-    with pytest.raises(ValueError, match=r"model.vocabulary is missing, and the data does not determine it"):
-        load_model({"name": "transformer"}, length=64)
-
-
 @pytest.mark.parametrize("result", [Model(init=init, loss=loss), (init, loss), Pair(init, loss), Mine()])
 def test_what_a_function_may_return(user_module, result):
     user_module(make=lambda: result)

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from spmdkit.layouts.paths import leaves_with_paths
 from spmdkit.models import MoEConfig, TransformerConfig, load_model, moe, transformer
@@ -104,20 +103,6 @@ def test_it_starts_at_the_loss_of_its_base(kind):
 
 
 @pytest.mark.slow
-def test_from_trained_parameters():
-    """Those of the base are taken as they are; only A is drawn."""
-    base = jax.tree.map(np.asarray, toy.init(jax.random.key(7)))
-    lora = LoRA(toy.BLOCK_MODEL, CONFIG)
-    params = lora.start(base, jax.random.key(0))
-    assert params["blocks"]["up"] is base["blocks"]["up"]
-    jax.tree.map(np.testing.assert_array_equal, lora.merge(params), base)
-    step = build_step(lora.model, optax.sgd(0.1), lay_out(lora.model, {"data": 8}))
-    _, metrics = step(step.init(0, params=params), toy.batch(0))
-    total, weight = toy.BLOCK_MODEL.loss(base, toy.batch(0), None)
-    np.testing.assert_allclose(metrics.loss, total / weight, rtol=1e-6)
-
-
-@pytest.mark.slow
 def test_the_a_of_a_block_does_not_depend_on_how_many_there_are():
     def drawn(layers):
         base = transformer(TransformerConfig(vocabulary=16, length=8, layers=layers, width=8, heads=2))
@@ -126,25 +111,6 @@ def test_the_a_of_a_block_does_not_depend_on_how_many_there_are():
     three, two = drawn(3)["up"]["a"], drawn(2)["up"]["a"]
     np.testing.assert_array_equal(three[:2], two)
     assert (two[0] != two[1]).all()
-
-
-@pytest.mark.slow
-def test_on_fsdp_8_the_gradients_are_those_by_hand():
-    params = trained("blocks")
-    base, pairs, loss = by_hand("blocks", params)
-    expected = jax.jit(jax.grad(loss, argnums=1))(base, pairs)
-    model, batch = LoRA(toy.BLOCK_MODEL, CONFIG).model, toy.batch(0)
-    step = build_step(model, optax.sgd(0.1), lay_out(model, {"fsdp": {"size": 8, "floor_bytes": 0}}))
-    state = step.init(0, params=jax.tree.map(np.asarray, params))
-    assert state.params["blocks"]["lora"]["up"]["a"].sharding.shard_shape((3, 16, 3)) == (3, 2, 3)
-    found, _ = step.gradients(state, batch)
-    weight = batch["weights"].sum()
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b / weight, rtol=1e-4, atol=1e-8),
-        adapters_of("blocks", found),
-        expected,
-    )
-    assert not any(leaf.any() for path, leaf in leaves_with_paths(found) if "lora" not in path)
 
 
 def test_rejects_parameters_outside_a_dict():
@@ -209,7 +175,6 @@ def test_experts_have_adapters_of_their_own():
     assert found["a"].shape[3] == found["b"].shape[2] == 2
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_equal_to_one_device():
     base = transformer(TransformerConfig(vocabulary=32, length=8, layers=2, width=8, heads=2))

@@ -15,19 +15,6 @@ BATCH = {
 
 
 @pytest.mark.slow
-def test_matches_numpy(float64):
-    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) + 0.1, mlp(CONFIG).init(jax.random.key(0)))
-    x = BATCH["inputs"].astype(np.float64)
-    for layer in params["layers"][:-1]:
-        x = np.maximum(x @ layer["kernel"] + layer["bias"], 0)
-    x = x @ params["layers"][-1]["kernel"] + params["layers"][-1]["bias"]
-    np.testing.assert_allclose(mlp(CONFIG).predict(params, BATCH), x, rtol=1e-12)
-    losses = np.log(np.exp(x).sum(axis=-1)) - x[np.arange(16), BATCH["targets"]]
-    total, weight = mlp(CONFIG).loss(params, BATCH, None)
-    np.testing.assert_allclose((total, weight), (losses.sum(), 16), rtol=1e-12)
-
-
-@pytest.mark.slow
 def test_first_parameters_loss_and_gradients_are_those_of_the_plain_one(float64):
     key, plain = jax.random.key(2), reference.mlp
     drawn = plain.init(CONFIG, key)
@@ -39,23 +26,10 @@ def test_first_parameters_loss_and_gradients_are_those_of_the_plain_one(float64)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), found, expected)
 
 
-@pytest.mark.slow
-def test_learns():
-    model = mlp(CONFIG)
-    params = model.init(jax.random.key(0))
-    step = jax.jit(jax.value_and_grad(lambda p: model.loss(p, BATCH, None)[0] / 16))
-    first, _ = step(params)
-    for _ in range(200):
-        _, gradients = step(params)
-        params = jax.tree.map(lambda leaf, gradient: leaf - 0.3 * gradient, params, gradients)
-    assert step(params)[0] < 0.2 * first
-
-
 def test_linear_classifier_and_flops():
     linear = MLPConfig(features=6, classes=3, widths=())
-    assert jax.tree.map(jnp.shape, mlp(linear).init(jax.random.key(0))) == {
-        "layers": [{"kernel": (6, 3), "bias": (3,)}]
-    }
+    shapes = jax.tree.map(jnp.shape, mlp(linear).init(jax.random.key(0)))
+    assert shapes == {"layers": [{"kernel": (6, 3), "bias": (3,)}]}
     assert mlp(linear).flops_per_row == 6 * 6 * 3
     assert CONFIG.flops_per_row == 6 * (6 * 8 + 8 * 5 + 5 * 3)
 

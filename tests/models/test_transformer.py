@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from jax import lax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from spmdkit.models.transformer import TransformerConfig, transformer
 from support.small_transformers import SMALL, VARIANTS, first_params, make_batch
 
@@ -73,18 +71,6 @@ def test_compute_dtypes(dtype, tolerance):
     np.testing.assert_allclose((total, weight), reference.transformer.loss(SMALL, params, batch), rtol=tolerance)
 
 
-@pytest.mark.slow
-def test_later_tokens_change_nothing_before_them():
-    config = VARIANTS["sliced"]
-    model, params, batch = transformer(config), make_params(config), make_batch(config, rows=1)
-    changed = {**batch, "inputs": batch["inputs"].copy()}
-    changed["inputs"][0, 66] = (changed["inputs"][0, 66] + 1) % config.vocabulary
-    predict = jax.jit(model.predict)
-    before, after = np.asarray(predict(params, batch)), np.asarray(predict(params, changed))
-    np.testing.assert_array_equal(before[:, :66], after[:, :66])
-    assert (np.abs(before - after).max(axis=-1)[0, 66:] > 0).all()
-
-
 def test_a_token_outside_the_vocabulary_is_not_another_token():
     batch = make_batch(SMALL)
     batch["inputs"][0, 0] = SMALL.vocabulary
@@ -96,18 +82,6 @@ def test_a_token_outside_the_vocabulary_is_not_another_token():
 
 
 DROPPED = replace(SMALL, dropout=0.3)
-
-
-@pytest.mark.slow
-def test_a_row_meets_the_same_mask_next_to_any_rows():
-    model, params, batch = transformer(DROPPED), make_params(DROPPED), make_batch(DROPPED, rows=4)
-    key = jax.random.key(1)
-    loss = jax.jit(model.loss)
-    rows = [loss(params, {name: value[row : row + 1] for name, value in batch.items()}, key)[0] for row in range(4)]
-    shuffled = {name: value[[2, 0, 3, 1]] for name, value in batch.items()}
-    np.testing.assert_allclose(loss(params, shuffled, key)[0], sum(rows), rtol=1e-5)
-    renamed = {**batch, "example": batch["example"] + 1}
-    assert abs(loss(params, renamed, key)[0] - sum(rows)) > 1e-3
 
 
 @pytest.mark.slow
@@ -127,35 +101,6 @@ def test_blocks_and_steps_drop_different_values():
     assert (first != second).any()
 
 
-# On a mesh
-
-
-@pytest.mark.parametrize(
-    ("name", "dropped", "params_vary"),
-    [("tied", True, True), ("grouped", True, False), ("grouped", False, True), ("unrolled", True, True)],
-)
-@pytest.mark.slow
-def test_types_under_shard_map(name, dropped, params_vary):
-    config = replace(VARIANTS[name], dropout=0.3 if dropped else 0.0)
-    model, params, batch = transformer(config), make_params(config), make_batch(config, rows=16)
-    key = jax.random.key(1)
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    whole, rows = PartitionSpec(), PartitionSpec("data")
-
-    def local(params, batch):
-        if params_vary:
-            params = jax.tree.map(lambda leaf: lax.pcast(leaf, "data", to="varying"), params)
-        sums, gradients = jax.value_and_grad(lambda p: model.loss(p, batch, key), has_aux=True)(params)
-        return lax.psum(sums, "data"), lax.psum(gradients, "data") if params_vary else gradients
-
-    split = jax.shard_map(local, mesh=mesh, in_specs=(whole, rows), out_specs=whole, check_vma=True)
-    (sums, weight), gradients = jax.jit(split)(params, batch)
-    differentiate = jax.jit(jax.value_and_grad(lambda p, b: model.loss(p, b, key), has_aux=True))
-    (expected_sums, expected_weight), expected = differentiate(params, batch)
-    np.testing.assert_allclose((sums, weight), (expected_sums, expected_weight), rtol=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), gradients, expected)
-
-
 def test_rejects_missing_vocabulary_and_length():
     with pytest.raises(ValueError, match=r"model.vocabulary is missing.*\nmodel.length is missing"):
         transformer(TransformerConfig())
@@ -169,24 +114,6 @@ def test_first_parameters_are_those_of_the_plain_one(name):
     jax.tree.map(np.testing.assert_array_equal, first_params(config), expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("data", "fsdp"), [(1, 8), (4, 2)])
-def test_first_parameters_are_the_same_bits_in_any_layout(data, fsdp):
-    config = TransformerConfig(vocabulary=256, length=8, layers=4, width=48, heads=4)
-    model, key = transformer(config), jax.random.key(3)
-    mesh = jax.make_mesh((data, fsdp), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
-
-    def sharding(leaf):
-        """Splits the last dim that divides."""
-        last = max((dim for dim, size in enumerate(leaf.shape) if size % fsdp == 0), default=None)
-        return NamedSharding(mesh, PartitionSpec(*("fsdp" if dim == last else None for dim in range(leaf.ndim))))
-
-    shardings = jax.tree.map(sharding, jax.eval_shape(model.init, key))
-    one, split = jax.jit(model.init)(key), jax.jit(model.init, out_shardings=shardings)(key)
-    assert split["blocks"]["mlp"]["gate"].sharding.shard_shape((4, 48, 128)) == (4, 48, 128 // fsdp)
-    jax.tree.map(np.testing.assert_array_equal, one, split)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -198,15 +125,3 @@ def test_first_parameters_are_the_same_bits_in_any_layout(data, fsdp):
 def test_rejects_invalid_options_from_python(options, message):
     with pytest.raises(ValueError, match=message):
         TransformerConfig(**options)
-
-
-@pytest.mark.slow
-def test_grouped_heads_equal_repeated_heads():
-    params, batch = make_params(SMALL), make_batch(SMALL)
-    repeated = make_params(SMALL)
-    for name in ("key", "value"):
-        heads = params["blocks"]["attention"][name].reshape(SMALL.layers, SMALL.width, SMALL.num_kv_heads, -1)
-        repeated["blocks"]["attention"][name] = np.repeat(heads, 2, axis=2).reshape(SMALL.layers, SMALL.width, -1)
-    grouped = jax.jit(transformer(SMALL).predict)(params, batch)
-    multi_head = jax.jit(transformer(VARIANTS["multi-head"]).predict)(repeated, batch)
-    np.testing.assert_allclose(grouped, multi_head, rtol=1e-4, atol=1e-4)

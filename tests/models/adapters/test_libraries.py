@@ -22,9 +22,9 @@ def test_whose_a_module_is_is_seen_without_importing_the_others():
 
 
 def test_options_reach_what_makes_a_module():
-    made = made_with(lambda rngs, width: (rngs, width), {"width": 3})
+    made = made_with(lambda rngs, width: (rngs, width), {"width": 3}, {})
     assert made(rngs=1) == (1, 3)
-    assert made_with(lambda key, depth: (key, depth), {"depth": 2})(key=0) == (0, 2)
+    assert made_with(lambda key, depth: (key, depth), {"depth": 2}, {})(key=0) == (0, 2)
 
 
 def test_the_library_of_a_class():
@@ -37,11 +37,11 @@ def test_the_library_of_a_class():
 
 
 def test_what_can_only_make_modules():
-    assert makes_modules(forms_of_names.LinenClass)
-    assert makes_modules(forms_of_names.nnx_maker)
-    assert not makes_modules(lambda key=None: None)
+    assert makes_modules(forms_of_names.LinenClass, {})
+    assert makes_modules(forms_of_names.nnx_maker, {})
+    assert not makes_modules(lambda key=None: None, {})
     assert not makes_modules(lambda key: None, {"key": 3})
-    assert not makes_modules(forms_of_names.own_function)
+    assert not makes_modules(forms_of_names.own_function, {})
 
 
 def test_a_key_is_an_argument_of_equinox_alone():
@@ -51,10 +51,10 @@ def test_a_key_is_an_argument_of_equinox_alone():
         def __init__(self, key, rngs):
             super().__init__(key, rngs=rngs)
 
-    made = made_with(Keyed, {"key": 3})
+    made = made_with(Keyed, {"key": 3}, {})
     assert library_of(made) == "flax.nnx"
     with pytest.raises(UserError, match=r"model\.key is required"):
-        made_with(Keyed, {})
+        made_with(Keyed, {}, {})
 
 
 @pytest.mark.parametrize(

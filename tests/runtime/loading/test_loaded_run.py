@@ -293,23 +293,20 @@ def test_a_run_of_hugging_face_is_exported_as_one(tmp_path, capsys):
         assert not (tmp_path / words[0] / "config.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("model", "options", "message"),
-    [
-        ("hugging_face", ["--unstack"], "the default for a run of this model. Add --to npy, or remove it."),
-        ("mlp", ["--to", "hugging_face"], "model.name='mlp' is not of a Hugging Face family"),
-        ("mlp", ["--to", "hugging_face", "--unstack"], "--unstack cannot be used with --to hugging_face"),
-        (
-            "mlp",
-            ["--to", "hugging_face", "--lora", "separate"],
-            "--lora separate cannot be used with --to",
-        ),
-    ],
-)
-def test_export_rejects_incompatible_options(model, options, message, tmp_path, capsys):
+def test_export_rejects_whole_state_for_hugging_face_runs(tmp_path, capsys):
     folder = leave_run(write_config(tmp_path), steps=(4,))
     config = folder / "config.yaml"
-    config.write_text(config.read_text(encoding="utf-8").replace("name: mlp", f"name: {model}"), encoding="utf-8")
-    assert main(["export", str(folder), str(tmp_path / "out"), *options]) == 2
-    assert message in capsys.readouterr().err
+    config.write_text(config.read_text(encoding="utf-8").replace("name: mlp", "name: hugging_face"), encoding="utf-8")
+    assert main(["export", str(folder), str(tmp_path / "out"), "--whole-state"]) == 2
+    assert "the default for a run of this model. Add --to npy, or remove it." in capsys.readouterr().err
+
+
+def test_export_rejects_incompatible_options(tmp_path, capsys):
+    folder = leave_run(write_config(tmp_path), steps=(4,))
+    assert main(["export", str(folder), str(tmp_path / "out"), "--to", "hugging_face"]) == 2
+    assert "model.name='mlp' is not of a Hugging Face family" in capsys.readouterr().err
+    assert main(["export", str(folder), str(tmp_path / "out"), "--to", "hugging_face", "--whole-state"]) == 2
+    assert "--whole-state cannot be used with --to hugging_face" in capsys.readouterr().err
+    assert main(["export", str(folder), str(tmp_path / "out"), "--to", "hugging_face", "--lora", "separate"]) == 2
+    assert "--lora separate cannot be used with --to hugging_face" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

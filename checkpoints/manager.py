@@ -234,7 +234,7 @@ class Checkpoints:
         damaged: dict[int, str] = {}
         for step in reversed(self.steps()):
             name = f"{step} of restore {self._restores}"
-            state, damage = restore_together(partial(self._read, step), self._compare, name, seconds, log)
+            state, damage = restore_together(partial(self._read, step), self._compare, name, seconds)
             if not damage:
                 return Restored(step, state, damaged)
             damaged[step] = damage

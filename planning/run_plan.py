@@ -8,7 +8,7 @@ temporaries, and its step time is a bound.
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -36,7 +36,8 @@ RECOMPUTED = {"none": 1.0, "dots": 1.0, "full": 4 / 3}
 """`train.remat` -> executed operations of matrix products per operation of the model: `full` repeats forward."""
 
 
-class Traffic(NamedTuple):
+@dataclass(frozen=True)
+class Traffic:
     """The collectives of one kind over the same mesh axes in one step.
 
     Attributes:
@@ -123,7 +124,7 @@ class RunPlan:
             "compiled": self.timeline is not None,
             "compile_seconds": self.compile_seconds,
             "memory": memory | {"capacity_bytes": self.target.card.memory_bytes, "fits": self.fits},
-            "traffic": [{**each._asdict(), "axes": list(each.axes)} for each in self.traffic],
+            "traffic": [{**asdict(each), "axes": list(each.axes)} for each in self.traffic],
             "step_seconds": self.step_seconds,
             "tokens_per_second_per_device": self.tokens_per_second_per_device,
             "mfu": self.mfu,

@@ -13,7 +13,6 @@ import numpy as np
 
 from ..data.batches import eval_batches
 from ..data.examples import count_rows
-from ..data.placement import place
 from ..data.source import Source
 from ..data.value_ranges import NO_LIMITS, Limits
 from ..layouts.paths import leaves_with_paths
@@ -73,8 +72,11 @@ class Predictor:
         if not rows:
             raise UserError("predict got arrays without rows; a batch must have at least one.")
         filled = np.minimum(np.arange(-(-rows // self._multiple) * self._multiple), rows - 1)
-        whole = {name: array[filled] for name, array in arrays.items()}
-        placed = place(whole, np.arange(len(filled)), len(filled), self._plan.batch_sharding())
+        sharding = self._plan.batch_sharding()
+        placed = {
+            name: jax.make_array_from_callback((len(filled), *array.shape[1:]), sharding, array[filled].__getitem__)
+            for name, array in arrays.items()
+        }
         return jax.tree.map(lambda leaf: to_host(leaf)[:rows], self._launch(placed))
 
     def rows(

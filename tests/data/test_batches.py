@@ -18,7 +18,6 @@ from spmdkit.data import (
     open_splits,
     train_batches,
 )
-from spmdkit.data import batches as data_batches
 from spmdkit.data.batches import check_enough, prefetch_items
 from spmdkit.data.placement import Storage
 
@@ -141,7 +140,8 @@ def test_processes_read_only_their_rows(num_processes, axis_names, monkeypatch):
 
 
 def test_processes_keep_their_rows_of_a_stream(sharding, monkeypatch):
-    monkeypatch.setattr(data_batches, "place", lambda local, rows, global_batch, stored: {**local, "rows": rows})
+    monkeypatch.setattr(Storage, "place", lambda self, local, rows, global_batch: {**local, "rows": rows})
+    monkeypatch.setattr(Storage, "to_step", lambda self, batch: batch)
 
     def stream():
         return from_examples(lambda epoch: ({"inputs": np.full(2, row)} for row in range(20))).train

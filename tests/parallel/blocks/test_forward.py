@@ -93,7 +93,7 @@ def test_memory_does_not_grow_by_whole_blocks(few, many):
 
 
 def test_other_platforms_are_held_back_by_barriers():
-    """One keeps gathers inside the loop over microbatches; in backward, one for it, one for the head, one for each block."""
+    """One keeps gathers inside the loop over microbatches; then one for it, the head, and each block."""
     step, _, _ = compiled(4, 4, 1, 2)
     text = step.lower(toy.abstract(toy.batch(0)), platform="cuda").as_text()
     barriers = 0

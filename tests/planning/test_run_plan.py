@@ -71,6 +71,21 @@ def test_traffic_has_the_slowest_link_of_each_exchange(without_compiler, card):
     assert sums.least_seconds == pytest.approx(sums.bytes / 1e9)
 
 
+def test_one_group_across_hosts_is_enough_for_the_network(without_compiler, card):
+    """Of 4 groups of 3 devices on hosts of 4, the first is within a host."""
+    overrides = "train.global_batch=24", "layouts.indivisible=replicate"
+    found = planned(f"{card}:3x4", "strategy={data: 4, fsdp: {size: 3, floor_bytes: 0}}", *overrides)
+    (gathers,) = (each for each in found.traffic if (each.kind, each.axes) == ("all-gather", ("fsdp",)))
+    assert gathers.link == "network"
+    assert gathers.least_seconds > gathers.bytes * 2 / 3 / 8e9
+
+
+def test_names_missing_peak_of_card(without_compiler, card):
+    found = planned(f"{card}:1x8", "strategy={fsdp: 8}", "precision.compute=float16")
+    assert found.step_seconds is None
+    assert "unknown: the card of the target has no peak for float16 (flops)" in str(found)
+
+
 def test_mfu_is_the_share_of_the_peak(without_compiler, card):
     found = planned(f"{card}:1x8", "strategy={fsdp: 8}")
     assert found.mfu == pytest.approx(found.model_flops / (8 * found.step_seconds * 1e12))

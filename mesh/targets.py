@@ -33,32 +33,7 @@ KEY_PROBLEMS = {"missing": "missing", "unexpected_keyword_argument": "unknown"}
 CUDNN_VERSION = 91000
 """cuDNN 9.10, which `TARGET_CONFIG` names."""
 CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
-TARGET_CONFIG = """
-gpu_device_info {{
-  threads_per_block_limit: 1024
-  threads_per_warp: 32
-  shared_memory_per_block: 49152
-  shared_memory_per_core: {shared_memory}
-  threads_per_core_limit: 2048
-  core_count: {cores}
-  fpus_per_core: {fpus}
-  block_dim_limit_x: 2147483647
-  block_dim_limit_y: 65535
-  block_dim_limit_z: 65535
-  memory_bandwidth: {memory_bandwidth:.0f}
-  l2_cache_size: {l2_bytes}
-  clock_rate_ghz: {clock_ghz}
-  device_memory_size: {memory_bytes}
-  shared_memory_per_block_optin: {shared_memory_per_block}
-  cuda_compute_capability {{ major: {major} minor: {minor} }}
-  registers_per_core_limit: 65536
-  registers_per_block_limit: 65536
-}}
-platform_name: "CUDA"
-dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
-runtime_version {{ major: 13 minor: 0 patch: 0 }}
-device_description_str: "{name}"
-"""
+TARGET_CONFIG = CARDS / "target_config.txtpb"
 """XLA's description of a GPU (stream_executor.GpuTargetConfigProto), with the versions of cuDNN and CUDA."""
 
 
@@ -104,7 +79,8 @@ class Card:
         """Returns the text that XLA's compiler needs in place of a device."""
         major, minor = self.compute_capability.split(".")
         fpus = 64 if self.compute_capability == "8.0" else 128
-        return TARGET_CONFIG.format(**dataclasses.asdict(self), major=major, minor=minor, fpus=fpus)
+        text = TARGET_CONFIG.read_text(encoding="utf-8")
+        return text.format(**dataclasses.asdict(self), major=major, minor=minor, fpus=fpus)
 
 
 @dataclasses.dataclass(frozen=True)

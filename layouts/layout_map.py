@@ -53,6 +53,10 @@ class LayoutMap(MutableMapping[str, Any]):
 
     def __setitem__(self, key: str, layout: TensorLayout | tuple) -> None:
         """Adds a rule; converts a tuple of axis names to a TensorLayout, and sets its mesh."""
+        if not isinstance(key, str):
+            raise UserError(
+                f"The key of a rule must be a string (a regular expression), got {key!r} ({type(key).__name__})."
+            )
         if key in self._layouts:
             raise UserError(
                 f"{key} already exist in the LayoutMap with value {self._layouts[key]}. Delete it first, or change "
@@ -132,10 +136,6 @@ class LayoutMap(MutableMapping[str, Any]):
 
 @cache
 def _compiled(key: str) -> re.Pattern[str]:
-    if not isinstance(key, str):
-        raise UserError(
-            f"The key of a rule must be a string (a regular expression), got {key!r} ({type(key).__name__})."
-        )
     try:
         return re.compile(key)
     except re.error as error:

@@ -17,8 +17,8 @@ PARTIAL = ".partial"
 def absolute_path(path: str | Path) -> Path:
     """Returns a path as an absolute path without `..`, which readers such as TensorStore's reject.
 
-    A path with `..` is resolved as the file system resolves it, including symbolic links; in other paths, links keep
-    their names.
+    Everything up to the last `..` is resolved as the file system resolves it, including symbolic links; links after it
+    keep their names, so that `check_replaceable` finds them.
 
     Args:
         path: Relative to the working directory, or absolute.
@@ -26,8 +26,11 @@ def absolute_path(path: str | Path) -> Path:
     Raises:
         OSError: The working directory no longer exists.
     """
-    path = Path(path).absolute()
-    return Path(os.path.realpath(path)) if ".." in path.parts else path
+    parts = Path(path).absolute().parts
+    if ".." not in parts:
+        return Path(*parts)
+    after = len(parts) - parts[::-1].index("..")
+    return Path(os.path.realpath(Path(*parts[:after])), *parts[after:])
 
 
 @contextmanager

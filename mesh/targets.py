@@ -6,6 +6,7 @@ the order of the hosts. A file in `cards/` describes each accelerator and cites 
 
 import dataclasses
 import math
+import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -18,6 +19,7 @@ import yaml
 from jax.experimental import topologies
 from pydantic import ConfigDict, PositiveFloat, PositiveInt, StringConstraints, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
+from pydantic_core import ErrorDetails
 
 from .compat import Device, answer_cudnn_checks, jax_settings
 from .errors import UserError, first_line, unknown_name
@@ -26,35 +28,12 @@ CARDS = Path(__file__).parent / "cards"
 MARK = "@"
 """Separates a device from its target in a name."""
 MAX_DEVICES = 1 << 16
+KEY_PROBLEMS = {"missing": "missing", "unexpected_keyword_argument": "unknown"}
+"""Type of a pydantic error -> what is wrong with the key itself."""
 CUDNN_VERSION = 91000
 """cuDNN 9.10, which `TARGET_CONFIG` names."""
 CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
-TARGET_CONFIG = """
-gpu_device_info {{
-  threads_per_block_limit: 1024
-  threads_per_warp: 32
-  shared_memory_per_block: 49152
-  shared_memory_per_core: {shared_memory}
-  threads_per_core_limit: 2048
-  core_count: {cores}
-  fpus_per_core: {fpus}
-  block_dim_limit_x: 2147483647
-  block_dim_limit_y: 65535
-  block_dim_limit_z: 65535
-  memory_bandwidth: {memory_bandwidth:.0f}
-  l2_cache_size: {l2_bytes}
-  clock_rate_ghz: {clock_ghz}
-  device_memory_size: {memory_bytes}
-  shared_memory_per_block_optin: {shared_memory_per_block}
-  cuda_compute_capability {{ major: {major} minor: {minor} }}
-  registers_per_core_limit: 65536
-  registers_per_block_limit: 65536
-}}
-platform_name: "CUDA"
-dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
-runtime_version {{ major: 13 minor: 0 patch: 0 }}
-device_description_str: "{name}"
-"""
+TARGET_CONFIG = CARDS / "target_config.txtpb"
 """XLA's description of a GPU (stream_executor.GpuTargetConfigProto), with the versions of cuDNN and CUDA."""
 
 
@@ -100,7 +79,8 @@ class Card:
         """Returns the text that XLA's compiler needs in place of a device."""
         major, minor = self.compute_capability.split(".")
         fpus = 64 if self.compute_capability == "8.0" else 128
-        return TARGET_CONFIG.format(**dataclasses.asdict(self), major=major, minor=minor, fpus=fpus)
+        text = TARGET_CONFIG.read_text(encoding="utf-8")
+        return text.format(**dataclasses.asdict(self), major=major, minor=minor, fpus=fpus)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,9 +196,21 @@ def _read_card(card: str) -> Card:
     if card not in known and path.suffix not in (".yaml", ".yml"):
         raise UserError(f"{unknown_name('target', card, known)} For another one, write the path of a YAML file.")
     try:
-        return Card(**yaml.safe_load(path.read_text(encoding="utf-8")))
-    except ValidationError as error:
-        problem = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise UserError(f"target file {path}: {problem}. {CARDS / 'h100.yaml'} is an example.") from error
-    except (OSError, TypeError, UnicodeDecodeError, yaml.YAMLError) as error:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"target file {path}: {error}") from error
+    if not isinstance(values, dict):
+        raise UserError(f"target file {path}: expected keys as in {CARDS / 'h100.yaml'}, got {reprlib.repr(values)}.")
+    try:
+        return Card(**{str(key): value for key, value in values.items()})
+    except ValidationError as error:
+        problems = "; ".join(map(_describe, error.errors()))
+        raise UserError(f"target file {path}: {problems}. {CARDS / 'h100.yaml'} is an example.") from None
+
+
+def _describe(error: ErrorDetails) -> str:
+    """Returns a problem of a card: the key, the rule, and the value."""
+    key = ".".join(map(str, error["loc"]))
+    if error["type"] in KEY_PROBLEMS:
+        return f"{KEY_PROBLEMS[error['type']]} key {key}"
+    return f"{key}: {error['msg']}, got {reprlib.repr(error['input'])}"

@@ -66,10 +66,14 @@ def check_options(strategy: str, options: Any, problems: Iterable[str] = ()) -> 
 def type_problems(section: str, options: Any) -> list[str]:
     """Checks the fields of a dataclass with pydantic and converts them, see `validated`."""
     problems = []
-    for field in [each for each in fields(options) if not is_dataclass(each.type)]:  # which has checked its own fields
+    for field in fields(options):
+        value, key = getattr(options, field.name), f"{section}.{field.name}"
+        if isinstance(field.type, type) and is_dataclass(field.type):  # which has checked its own fields
+            if not isinstance(value, field.type):
+                problems.append(f"{key}={reprlib.repr(value)} must be a {field.type.__name__}.")
+            continue
         try:
-            value = validated(field.type, getattr(options, field.name), f"{section}.{field.name}")
-            object.__setattr__(options, field.name, value)
+            object.__setattr__(options, field.name, validated(field.type, value, key))
         except UserError as error:
             problems += str(error).splitlines()
     return problems

@@ -214,7 +214,12 @@ def _analytic(built: Built, common: dict[str, Any], why: str) -> RunPlan:
         moving = sum(each.least_seconds for each in traffic) / EFFICIENCY.network
         seconds = max(flops / (EFFICIENCY.matmul * peak), moving) / (1 - common["bubble"])
     return RunPlan(
-        **common, state=state, traffic=traffic, step_seconds=seconds, peak_bytes=sum(state.values()), notes=(why,)
+        **common,
+        state=state,
+        traffic=traffic,
+        step_seconds=seconds,
+        peak_bytes=sum(state.values()),
+        notes=(*([built.re_formed] if built.re_formed else []), *built.layouts.notes, why),
     )
 
 
@@ -229,7 +234,7 @@ def _exchange(line: Collective, mesh: DeviceMesh, target: Target) -> dict[str, A
     groups = np.moveaxis(numbers, last, range(-len(last), 0)).reshape(-1, *(mesh.shape[axis] for axis in last))
     devices = groups.reshape(len(groups), -1)
     crosses = bool((devices // target.gpus != devices[:, :1] // target.gpus).any())
-    seconds = collective_seconds(line.kind, line.bytes, devices[:1].tolist(), target, PEAK)
+    seconds = collective_seconds(line.kind, line.bytes, devices.tolist(), target, PEAK)
     return {"link": "network" if crosses else "host", "least_seconds": seconds}
 
 
@@ -268,7 +273,10 @@ def _traffic_lines(plan: RunPlan) -> Iterator[str]:
 def _time_lines(plan: RunPlan) -> Iterator[str]:
     yield "Step" + (", simulated: not a measurement" if plan.timeline else ", bound by operations and bytes")
     if plan.step_seconds is None:
-        yield "  unknown: the model does not state its operations (flops_per_row)"
+        why = "the model does not state its operations (flops_per_row)"
+        if plan.model_flops is not None:
+            why = f"the card of the target has no peak for {plan.dtype} (flops)"
+        yield f"  unknown: {why}"
         return
     yield f"  time              {plan.step_seconds * 1e3:>10,.1f} ms"
     if timeline := plan.timeline:

@@ -27,7 +27,7 @@ from ..models.frozen import freeze, frozen_paths
 from ..models.lora import frozen_by_lora
 from ..parallel.model import BlockModel, Model
 from ..parallel.options import Precision
-from ..parallel.plan import ShardingPlan
+from ..parallel.plan import ShardingPlan, StepOptions
 from ..parallel.sharding.batch_rows import check_rows
 from ..parallel.sharding.lay_out import abstract_parameters, lay_out
 from ..parallel.step.build import build_step
@@ -63,7 +63,7 @@ class Built(NamedTuple):
     @property
     def xla(self) -> XlaOptions:
         """XLA's options for the step."""
-        return xla_options(self.config.run.xla, self.layouts)
+        return xla_options(self.config.run.xla, self.step.plan)
 
     @property
     def limits(self) -> Limits:
@@ -167,6 +167,7 @@ def plan_step(
         frozen=frozen_parameters(config.optimizer.freeze, config.model, params),
         around=adjustable if changes_learning_rate(configured_callbacks(config)) else lambda optimizer: optimizer,
     )
+    accumulates = replace(layouts, options=StepOptions(accumulate=train.accumulate))  # which decides on XLA's options
     step = build_step(
         model,
         optimizer,
@@ -175,7 +176,7 @@ def plan_step(
         clip_norm=train.clip_norm,
         remat=train.remat,
         precision=config.precision,
-        xla=xla_options(config.run.xla, layouts).used,
+        xla=xla_options(config.run.xla, accumulates).used,
     )
     return layouts, step
 

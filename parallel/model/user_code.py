@@ -32,7 +32,8 @@ def import_named(name: str, key: str, search_path: Sequence[str | Path] = ()) ->
         UserError: The name is malformed; the module is missing, raises an error, or has the name of another module; or
             the function is missing or belongs to the standard library.
     """
-    (module_name, _, attribute), given = name.partition(":"), f"{key}={name!r}"
+    module_name, _, attribute = name.partition(":")
+    given = f"{key}={name!r}"
     if not attribute or not all(module_name.split(".")) or "/" in name or module_name.endswith(".py"):
         raise UserError(f"{given} must be module:function, such as my_model:make, or package.module:make.")
     sys.path[:0] = [folder for folder in map(str, search_path) if folder not in sys.path]

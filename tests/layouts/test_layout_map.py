@@ -40,6 +40,7 @@ def test_takes_layouts_and_tuples(mesh):
         ("conv/kernel", ("modle",), r"Invalid axis names for Layout.*Did you mean 'model'"),
         ("*bias", ("model",), r"Rule '\*bias' is not a valid regular expression: nothing to repeat at pos"),
         (3, ("data",), "must be a string .*, got 3"),
+        (["conv"], ("data",), r"must be a string .*, got \['conv'\] \(list\)"),
     ],
 )
 def test_rejects_invalid_rules(rules, key, value, message):

@@ -16,6 +16,7 @@ def test_resolves_parent_directories_as_the_file_system_does(tmp_path, monkeypat
     assert absolute_path(tmp_path / "link" / ".." / "c") == tmp_path / "a" / "c"
     assert absolute_path(tmp_path / "new" / ".." / "c") == tmp_path / "c"
     assert absolute_path(tmp_path / "link" / "c") == tmp_path / "link" / "c", "links keep their names"
+    assert absolute_path(tmp_path / "new" / ".." / "link") == tmp_path / "link", "also after .."
     assert absolute_path("../../..") == tmp_path.parent.parent
 
 

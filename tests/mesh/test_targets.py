@@ -46,10 +46,12 @@ def test_rejects_invalid_targets(text, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"cores": None}, "cores: Input should be a valid integer"),
-        ({"flops": {"bfloat16": -1}}, "flops.bfloat16: Input should be greater than 0"),
-        ({"compute_capability": "nine"}, "compute_capability: String should match pattern"),
-        ({"speed": 1}, "speed: Unexpected keyword argument"),
+        ({"cores": None}, "cores: Input should be a valid integer, got None"),
+        ({"cores": 1.5}, "cores: Input should be a valid integer, got 1.5"),
+        ({"flops": {"bfloat16": -1}}, "flops.bfloat16: Input should be greater than 0, got -1"),
+        ({"link": float("nan")}, "link: Input should be a finite number, got nan"),
+        ({"compute_capability": "nine"}, "compute_capability: String should match pattern .*, got 'nine'"),
+        ({"speed": 1, 2: 3}, r"card.yaml: unknown key speed; unknown key 2\. .*h100.yaml is an example"),
     ],
 )
 def test_rejects_invalid_card_files(change, message, tmp_path):
@@ -57,6 +59,24 @@ def test_rejects_invalid_card_files(change, message, tmp_path):
     file = tmp_path / "card.yaml"
     file.write_text(yaml.safe_dump(card))
     with pytest.raises(UserError, match=message):
+        parse_target(f"{file}:1x8")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "expected keys as in .*, got None"),
+        (b"[1, 2]", r"expected keys as in .*, got \[1, 2\]"),
+        (b"name: a card", "missing key compute_capability; missing key cores"),
+        (b"name: [", "expected the node content"),
+        (b"name: 2024-99-99", "month must be in 1..12"),
+        (b"\xff", "codec can't decode"),
+    ],
+)
+def test_rejects_files_that_are_no_cards(content, message, tmp_path):
+    file = tmp_path / "card.yaml"
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=rf"target file .*card\.yaml: (?s:.*){message}"):
         parse_target(f"{file}:1x8")
 
 

@@ -5,6 +5,7 @@ import pytest
 from spmdkit.mesh.errors import UserError
 from spmdkit.parallel import Precision
 from spmdkit.parallel.sharding.strategies import option_types
+from spmdkit.training.optimizing.optimizer_config import OptimizerConfig
 
 
 def messages(kind, **options):
@@ -68,3 +69,8 @@ def test_accepts_numpy_integers_and_lists(layers):
     config = option_types()["pipe"](size=np.int64(2), layers=layers)
     assert (config.size, type(config.size), config.layers) == (2, int, (1, 2))
     assert {type(each) for each in config.layers} == {int}
+
+
+def test_rejects_values_in_place_of_options():
+    with pytest.raises(UserError, match=r"^optimizer\.ema='abc' must be a EMAConfig\.$"):
+        OptimizerConfig(ema="abc")

@@ -5,8 +5,10 @@ import json
 import pytest
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import main
-from spmdkit.mesh import targets
+from spmdkit.mesh import list_devices, targets
 from spmdkit.planning.run_plan import plan_run
+from spmdkit.runtime.build_run import build
+from spmdkit.runtime.compilation import DOUBLE_BUFFERING
 
 SIZES = "model.layers=2 model.width=64 model.heads=4 data.length=32 train.global_batch=16 precision.compute=bfloat16"
 KEYS = {
@@ -69,6 +71,31 @@ def test_traffic_has_the_slowest_link_of_each_exchange(without_compiler, card):
     assert (gathers.link, sums.link) == ("host", "network")
     assert gathers.least_seconds == pytest.approx(gathers.bytes * 7 / 8 / 8e9)
     assert sums.least_seconds == pytest.approx(sums.bytes / 1e9)
+
+
+def test_one_group_across_hosts_is_enough_for_the_network(without_compiler, card):
+    """Of 4 groups of 3 devices on hosts of 4, the first is within a host."""
+    overrides = "train.global_batch=24", "layouts.indivisible=replicate"
+    found = planned(f"{card}:3x4", "strategy={data: 4, fsdp: {size: 3, floor_bytes: 0}}", *overrides)
+    (gathers,) = (each for each in found.traffic if (each.kind, each.axes) == ("all-gather", ("fsdp",)))
+    assert gathers.link == "network"
+    assert gathers.least_seconds > gathers.bytes * 2 / 3 / 8e9
+
+
+def test_names_missing_peak_of_card(without_compiler, card):
+    found = planned(f"{card}:1x8", "strategy={fsdp: 8}", "precision.compute=float16")
+    assert found.step_seconds is None
+    assert "unknown: the card of the target has no peak for float16 (flops)" in str(found)
+
+
+@pytest.mark.parametrize(("accumulate", "buffers"), [(1, None), (2, True)])
+def test_default_options_know_the_microbatches(without_compiler, accumulate, buffers):
+    """With microbatches, gradients are summed at the end, not in the loop over blocks."""
+    overrides = "strategy={data: 2, fsdp: 4}", f"train.accumulate={accumulate}"
+    built = build(
+        load_config("fsdp", [*SIZES.split(), *overrides], sizes=False), devices=list_devices(target="h100:1x8")
+    )
+    assert dict(built.step.plan.options.xla).get(DOUBLE_BUFFERING) is built.xla.used.get(DOUBLE_BUFFERING) is buffers
 
 
 def test_mfu_is_the_share_of_the_peak(without_compiler, card):

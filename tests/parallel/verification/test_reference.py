@@ -163,6 +163,14 @@ def test_scales_error_of_small_leaf(tolerance, noise):
     assert worst.relative == pytest.approx(1 / 4, rel=1e-6)
 
 
+def test_scales_error_by_measured_rounding():
+    found, reference = {"x": jnp.array([2.0]), "y": jnp.array([2.0])}, {"x": np.array([1.0]), "y": np.array([1.0])}
+    other = {"x": np.array([1.0]), "y": np.array([1.0 + 1e-9])}
+    x, y = leaf_errors(found, reference, tolerance=1e-9, moved=other)
+    assert (x.path, x.relative, x.wider, x.tolerance) == ("x", 1.0, 1.0, 1e-9)
+    assert (y.path, y.relative, y.wider) == ("y", pytest.approx(1 / 16, rel=1e-6), pytest.approx(16, rel=1e-6))
+
+
 def test_scales_moments_by_their_kind():
     """A second moment is small beside a first one: against that, it would be lost."""
     params = {"w": jnp.ones(1), "b": jnp.ones(1)}

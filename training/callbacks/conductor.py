@@ -212,7 +212,7 @@ class Conductor:
         for name, callback in self._callbacks.items():
             monitored = getattr(callback, "monitors", None)
             if monitored and monitored not in known:
-                raise UserError(f"{name}: {unknown_name('metric', monitored, known)}")
+                raise UserError(f"{name}: {unknown_name('monitor', monitored, known)}")
 
     def _methods(self, event: str) -> list[tuple[str, Callable[..., Any]]]:
         having = {name: each for name, each in self._callbacks.items() if implements(each, event)}

@@ -30,6 +30,7 @@ class CSVLog(CatalogCallback):
     """The file; a relative path starts from run.dir."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._file: TextIO | None = None
         self._columns: list[str] = []
 

@@ -148,7 +148,14 @@ def check_callback(callback: Any, given: str) -> None:
     if isinstance(callback, type):
         raise UserError(f"{given} returned the class {callback.__name__}. Return an object of it.")
     kind = type(callback).__name__
+    if not isinstance(monitored := getattr(callback, "monitors", None), str | None):
+        raise UserError(f"{given}: {kind}.monitors={monitored!r} must be the name of a metric, or None.")
+    path = getattr(callback, "path", None)
+    if isinstance(callback, Callback) and callback.writes and not isinstance(path, str | Path):
+        raise UserError(f"{given}: {kind}.path={path!r} must be a string, as {kind}.writes={callback.writes!r} is set.")
     for name in METHODS:
+        if not callable(getattr(callback, name, print)):
+            raise UserError(f"{given}: {kind}.{name} must be a method, got {getattr(callback, name)!r}.")
         expected = [*signature(getattr(Callback, name)).parameters]
         if implements(callback, name) and not accepts(getattr(callback, name), len(expected) - 1):
             raise UserError(

@@ -202,7 +202,8 @@ class Conductor:
             raise UserError(f"{needed}, but the evaluation split is missing. Raise data.eval_fraction.")
         if isinstance(callback, Callback) and callback.writes:
             key, own = f"{name.partition(' ')[0]}.path", getattr(type(callback), "path", "")
-            check_output(run.folder, vars(callback)["path"], callback.writes, key, own, probe=run.is_main)
+            path: Any = getattr(callback, "path", "")
+            check_output(run.folder, path, callback.writes, key, own, probe=run.is_main)
         if implements(callback, "prepare"):
             with as_user_error(f"{name}, prepare", callback.prepare):
                 callback.prepare(run)

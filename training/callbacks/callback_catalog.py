@@ -36,9 +36,7 @@ class StopFile(CatalogCallback):
     seconds: Annotated[float, Ge(0)] = 1.0
     """Seconds between two checks."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._next = 0.0
+    _next = 0.0
 
     def on_step_begin(self, run: Run) -> None:
         """Checks for the file from time to time."""
@@ -162,8 +160,7 @@ def check_callback(callback: Any, given: str) -> None:
                 f"{given}: {kind}.{name}{signature(getattr(callback, name))} cannot be called with "
                 f"({', '.join(expected[1:])}). Define it as {name}({', '.join(expected)})."
             )
-    unknown = [name for name in dir(callback) if name.startswith("on_") and name not in EVENTS]
-    if unknown:
+    if unknown := [name for name in dir(callback) if name.startswith("on_") and name not in EVENTS]:
         near = did_you_mean(unknown[0], EVENTS, otherwise="They are")
         raise UserError(f"{given}: {kind}.{unknown[0]} is not an event.{near}")
     if not any(implements(callback, name) for name in METHODS if name != "close"):

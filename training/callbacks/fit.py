@@ -123,8 +123,7 @@ def fit(
     """
     if steps_per_epoch is not None:
         raise UserError(
-            f"fit: steps_per_epoch={steps_per_epoch} is no longer supported. Give examples, the rows of an epoch, and "
-            "global_batch."
+            f"fit: steps_per_epoch={steps_per_epoch} is no longer supported. Give examples and global_batch."
         )
     if num_steps is None:
         if not isinstance(batches, Sized):

@@ -40,7 +40,7 @@ class BatchedSource(Source, Protocol):
         """Returns example `index`, in [0, len)."""
         if not 0 <= index < len(self):
             raise IndexError(f"example {index} of {len(self)}")
-        return {name: rows[0] for name, rows in self.take(np.array([index])).items()}
+        return {name: np.asarray(rows[0]) for name, rows in self.take(np.array([index])).items()}
 
     def take(self, indices: np.ndarray, /) -> dict[str, np.ndarray]:
         """Returns the examples at `indices` (int64, (N,)) stacked on a new dim 0."""

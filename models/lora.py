@@ -26,13 +26,13 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
-from annotated_types import Ge, Gt
+from annotated_types import Ge
 from jax import Array
 
 from ..layouts.paths import in_blocks, leaves_with_paths, map_with_path, match_paths, nest, pattern_problem, some
 from ..mesh.errors import UserError
 from ..parallel.model import BlockModel, Model, Params
-from ..parallel.options import type_problems
+from ..parallel.options import PositiveFloat32, type_problems
 from ..parallel.sharding.default_layout import model_axes
 from ..parallel.sharding.model_errors import abstract_init, check_groups
 from .frozen import with_params, without_gradients
@@ -49,7 +49,7 @@ class LoRAConfig:
 
     rank: Annotated[int, Ge(1)] = 8
     """Columns of A and rows of B."""
-    alpha: Annotated[float, Gt(0)] = 16.0
+    alpha: PositiveFloat32 = 16.0
     """The product of A and B is multiplied by alpha / rank."""
     match: tuple[str, ...] = ()
     """Regular expressions of the paths of the matrices to adapt, such as blocks/attention/.*; matching vectors are not

@@ -121,6 +121,8 @@ def show_number(value: Any) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
     return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 

@@ -20,7 +20,7 @@ MAX_CODE_LINES = {
     "layouts": 1110,
     "parallel": 7650,
     "models": 2470,
-    "data": 2370,
+    "data": 2430,
     "checkpoints": 1090,
     "training": 2500,
     "configs": 1560,

@@ -187,20 +187,24 @@ def adapt_configured(
         )
     if example is None:
         raise UserError(f"model.name={name!r} is a module of another library, which requires an example of the data.")
-    metrics = options.get("metrics", {})
+    metrics, inputs = options.get("metrics", {}), options.get("inputs", "inputs")
+    for key, value in (("metrics", metrics), ("inputs", inputs)):
+        if not isinstance(value, str | Sequence | Mapping):
+            raise UserError(f"model.{key}={value!r} must be a name or a list of names.")
     if not isinstance(metrics, Mapping):
-        metrics = {each: each for each in ([metrics] if isinstance(metrics, str) else metrics)}
-    inputs = options.get("inputs", "inputs")
+        metrics = {str(each): each for each in ([metrics] if isinstance(metrics, str) else metrics)}
+
+    def is_own(given: Any) -> bool:
+        return isinstance(given, str) and ":" in given
 
     def found(given: Any, key: str) -> Any:
-        is_own = isinstance(given, str) and ":" in given
-        return import_function(given, key, search_path) if is_own else row_function(given, key)
+        return import_function(given, key, search_path) if is_own(given) else row_function(given, key)
 
     return adapt(
         module,
         loss=found(options["loss"], "model.loss"),
         metrics={key: found(each, f"model.metrics.{key}") for key, each in metrics.items()},
-        inputs=import_function(inputs, "model.inputs", search_path) if ":" in inputs else inputs,
+        inputs=import_function(inputs, "model.inputs", search_path) if is_own(inputs) else inputs,
         example=example(),
         name=name,
     )

@@ -69,7 +69,7 @@ def row_function(given: Any, key: str) -> RowFunction:
         if not accepts(given, 2):
             raise UserError(f"{key} must take (outputs, batch); the function {locate_function(given)} does not.")
         return given
-    if given not in NAMED:
+    if given not in list(NAMED):  # also of types that are not hashable
         near = did_you_mean(str(given), list(NAMED), otherwise="Choose from")
         raise UserError(
             f"{key}={given!r} is not a valid loss.{near} Your own is a function (outputs, batch) -> one for each row."

@@ -115,6 +115,7 @@ def test_a_grain_dataset_is_a_source():
     ("options", "message"),
     [
         ({"length": 0}, "data.length=0 must be at least 1."),
+        ({"layout": {"inputs": [["data"], 3]}}, "data.layout[1]=3 must be a string or a list."),
         ({"mixture": ({"source": "stdlib"},)}, "data.mixture[0]={'source': 'stdlib'} must be a MixturePart."),
         (
             {"mixture": (MixturePart(source="a", weight=-1.0),)},

@@ -139,7 +139,7 @@ def test_a_callback_of_the_users_own(tmp_path, capsys):
         ),
         (
             {"callbacks": ["csv", {"name": "best_checkpoint", "monitor": "nosuch"}]},
-            "callbacks.1 (best_checkpoint): Unknown metric 'nosuch'; known: ",
+            "callbacks.1 (best_checkpoint): Unknown monitor 'nosuch'; known: ",
         ),
         (
             {"callbacks": [{"name": "stop_file", "path": "config.yaml"}]},

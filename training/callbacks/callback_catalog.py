@@ -36,9 +36,7 @@ class StopFile(CatalogCallback):
     seconds: Annotated[float, Ge(0)] = 1.0
     """Seconds between two checks."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._next = 0.0
+    _next = 0.0
 
     def on_step_begin(self, run: Run) -> None:
         """Checks for the file from time to time."""
@@ -148,15 +146,21 @@ def check_callback(callback: Any, given: str) -> None:
     if isinstance(callback, type):
         raise UserError(f"{given} returned the class {callback.__name__}. Return an object of it.")
     kind = type(callback).__name__
+    if not isinstance(monitored := getattr(callback, "monitors", None), str | None):
+        raise UserError(f"{given}: {kind}.monitors={monitored!r} must be the name of a metric, or None.")
+    path = getattr(callback, "path", None)
+    if isinstance(callback, Callback) and callback.writes and not isinstance(path, str | Path):
+        raise UserError(f"{given}: {kind}.path={path!r} must be a string, as {kind}.writes={callback.writes!r} is set.")
     for name in METHODS:
+        if not callable(getattr(callback, name, print)):
+            raise UserError(f"{given}: {kind}.{name} must be a method, got {getattr(callback, name)!r}.")
         expected = [*signature(getattr(Callback, name)).parameters]
         if implements(callback, name) and not accepts(getattr(callback, name), len(expected) - 1):
             raise UserError(
                 f"{given}: {kind}.{name}{signature(getattr(callback, name))} cannot be called with "
                 f"({', '.join(expected[1:])}). Define it as {name}({', '.join(expected)})."
             )
-    unknown = [name for name in dir(callback) if name.startswith("on_") and name not in EVENTS]
-    if unknown:
+    if unknown := [name for name in dir(callback) if name.startswith("on_") and name not in EVENTS]:
         near = did_you_mean(unknown[0], EVENTS, otherwise="They are")
         raise UserError(f"{given}: {kind}.{unknown[0]} is not an event.{near}")
     if not any(implements(callback, name) for name in METHODS if name != "close"):

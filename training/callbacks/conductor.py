@@ -202,7 +202,8 @@ class Conductor:
             raise UserError(f"{needed}, but the evaluation split is missing. Raise data.eval_fraction.")
         if isinstance(callback, Callback) and callback.writes:
             key, own = f"{name.partition(' ')[0]}.path", getattr(type(callback), "path", "")
-            check_output(run.folder, vars(callback)["path"], callback.writes, key, own, probe=run.is_main)
+            path: Any = getattr(callback, "path", "")
+            check_output(run.folder, path, callback.writes, key, own, probe=run.is_main)
         if implements(callback, "prepare"):
             with as_user_error(f"{name}, prepare", callback.prepare):
                 callback.prepare(run)
@@ -212,7 +213,7 @@ class Conductor:
         for name, callback in self._callbacks.items():
             monitored = getattr(callback, "monitors", None)
             if monitored and monitored not in known:
-                raise UserError(f"{name}: {unknown_name('metric', monitored, known)}")
+                raise UserError(f"{name}: {unknown_name('monitor', monitored, known)}")
 
     def _methods(self, event: str) -> list[tuple[str, Callable[..., Any]]]:
         having = {name: each for name, each in self._callbacks.items() if implements(each, event)}

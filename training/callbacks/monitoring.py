@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -56,10 +56,8 @@ class PatientMonitor(Monitor):
     min_delta: Annotated[float, Ge(0)] = 0.0
     """Minimum improvement."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._best: float | None = None
-        self._waited = 0
+    _best = None
+    _waited = 0
 
     def improves(self, metrics: Mapping[str, float]) -> bool:
         """Returns whether an evaluation is the best so far, and records it. Values that are not finite never are."""
@@ -83,10 +81,7 @@ class EarlyStopping(PatientMonitor):
     """Ends the run if a metric of its evaluations stops improving; the run is then complete, exit code 0."""
 
     kept = ("best", "waited", "best_step")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._best_step = 0
+    _best_step = 0
 
     def finished(self) -> str:
         """Returns the reason to end the run, or ""."""
@@ -112,6 +107,7 @@ class ReduceOnPlateau(PatientMonitor):
     """
 
     kept = ("best", "waited", "resting")
+    _resting = 0
     changes_learning_rate: ClassVar[bool] = True
 
     factor: Ratio = 0.5
@@ -120,10 +116,6 @@ class ReduceOnPlateau(PatientMonitor):
     """Evaluations after a reduction that are not counted."""
     min_factor: Ratio = 1e-3
     """Lower bound of the learning rate as a fraction of its schedule."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._resting = 0
 
     def on_evaluation_end(self, run: Run, metrics: Mapping[str, float]) -> None:
         """Counts evaluations since the best one, and lowers the learning rate."""
@@ -153,10 +145,8 @@ class BestCheckpoint(Monitor):
     keep: Evaluations = 1
     """Number of best checkpoints to keep."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._best: list[Sequence[Any]] = []
-        """Steps with their values, best first."""
+    _best = ()
+    """Steps with their values, best first."""
 
     def on_train_begin(self, run: Run) -> None:
         """Keeps the checkpoints that the run kept before."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TextIO
+from typing import Annotated, Any, ClassVar
 
 import jax
 from annotated_types import Ge
@@ -29,9 +29,8 @@ class CSVLog(CatalogCallback):
     path: str = "metrics.csv"
     """The file; a relative path starts from run.dir."""
 
-    def __post_init__(self) -> None:
-        self._file: TextIO | None = None
-        self._columns: list[str] = []
+    _file = None
+    _columns = ()
 
     def prepare(self, run: Run) -> None:
         """Checks that an existing file of that name is a table of metrics."""
@@ -98,11 +97,9 @@ class Samples(CatalogCallback):
     temperature: Annotated[float, Ge(0)] = 0.8
     """0 = always the most likely token; 1 = the model's own distribution."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.monitors = ""
-        self._seen = 0
-        self._log: MetricsLog | None = None
+    monitors = ""
+    _seen = 0
+    _log = None
 
     def state(self) -> Mapping[str, int]:
         """Returns the number of evaluations."""
@@ -157,9 +154,10 @@ class Profile(CatalogCallback):
     path: str = "profile"
     """The directory; a relative path starts from run.dir."""
 
+    _is_tracing = False
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._is_tracing = False
         self._annotation = ExitStack()
 
     def on_step_begin(self, run: Run) -> None:

@@ -61,13 +61,13 @@ class Tracker(CatalogCallback):
             self._close(client, finished)
 
     def _open(self, run: Run) -> Any:
-        raise NotImplementedError
+        """Opens a run in the tracker."""
 
     def _log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        raise NotImplementedError
+        """Sends the metrics of a step."""
 
     def _close(self, client: Any, finished: bool) -> None:
-        raise NotImplementedError
+        """Marks the run as finished or failed."""
 
 
 @dataclass(kw_only=True)

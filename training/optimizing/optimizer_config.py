@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Annotated, Any
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Lt
 
 from ...layouts.paths import pattern_problem
 from ...mesh.errors import UserError, did_you_mean
-from ...parallel.options import type_problems
+from ...parallel.options import PositiveFloat32, type_problems
 from .averaging import EMAConfig
 from .groups import KEY, GroupConfig
 from .learning_rates import learning_rate_problems
@@ -36,7 +36,7 @@ class OptimizerConfig:
     name: str = "adamw"
     """sgd, adam, adamw, lion, adafactor, muon, or your own `module:function` that returns an
     optax.GradientTransformation, such as "optax:adabelief" with `run.allow: [optax]`."""
-    learning_rate: Annotated[float, Gt(0)] = 1e-3
+    learning_rate: PositiveFloat32 = 1e-3
     """Maximum learning rate of the schedule. adafactor multiplies it by the root mean square of each parameter."""
     schedule: Mapping[str, Any] = field(default_factory=lambda: {"name": "constant"})
     """`name`, one of constant, cosine, warmup_cosine, linear, wsd, plateau, and options of that schedule: warmup_steps,
@@ -53,7 +53,7 @@ class OptimizerConfig:
     lion)."""
     momentum: Decay | None = None
     """Decay rate of the average of gradients of sgd and muon; null = 0 for sgd (none), 0.95 for muon."""
-    epsilon: Annotated[float, Gt(0)] | None = None
+    epsilon: PositiveFloat32 | None = None
     """Added to the denominator in adam, adamw and muon; null = 1e-8."""
     muon_skip: tuple[str, ...] = ("embed/.*", "head/.*")
     """Regular expressions of the paths of matrices that adam updates instead of muon, as it does vectors."""

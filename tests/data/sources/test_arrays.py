@@ -15,6 +15,7 @@ def test_weights_are_added():
     example = splits.train[2]
     assert example["inputs"].tolist() == [6, 7, 8]
     assert (example["targets"], example["weights"], example["weights"].dtype) == (2, 1, np.float32)
+    assert all(isinstance(array, np.ndarray) for array in example.values())
     assert splits.evaluation is None
 
 

@@ -364,6 +364,10 @@ def test_options_and_functions_of_ones_own(own):
         ({"loss": "softmax"}, "model.loss='softmax' is not a valid loss. Choose from softmax_cross_entropy, sigmoid"),
         ({"loss": "of_mine:square"}, "model.loss='of_mine:square'.*does not define square. Did you mean squares"),
         ({"loss": "squared_error", "metrics": ["accurate"]}, "model.metrics.accurate='accurate' is not a valid loss"),
+        ({"loss": "squared_error", "metrics": 3}, "model.metrics=3 must be a name or a list of names"),
+        ({"loss": "squared_error", "inputs": 3}, "model.inputs=3 must be a name or a list of names"),
+        ({"loss": "squared_error", "metrics": [["a"]]}, r"model.metrics.*=\['a'\] is not a valid loss"),
+        ({"loss": ["a"]}, r"model.loss=\['a'\] is not a valid loss"),
         (
             {"name": "of_mine:pair", "loss": "squared_error"},
             "model.loss is only for a module of Flax, Equinox or Keras",

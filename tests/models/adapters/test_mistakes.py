@@ -306,6 +306,7 @@ OF_ARGUMENTS = {
     "key to nothing": ({"module": lambda key: None}, "The function of key returned a NoneType. Return an equinox"),
     "integer losses": ({"loss": lambda o, b: b["targets"]}, "loss returned int32, which is not differentiable."),
     "complex losses": ({"loss": lambda o, b: o[:, 0] * 1j}, "loss returned complex64. Return real numbers"),
+    "complex metrics": ({"metrics": {"a": lambda o, b: o[:, 0] * 1j}}, "metrics.a returned complex64. Return real"),
 }
 
 

@@ -29,6 +29,8 @@ def test_creates_callbacks_of_the_catalog():
 
 
 OWN = """
+from spmdkit.training.callbacks.callback import Callback
+
 class Mine:
     def __init__(self, steps): self.steps = steps
     def on_step_begin(self, run): ...
@@ -43,6 +45,16 @@ class Few:
 
 class Many:
     def state(self, run): return {}
+
+class Watching(Many):
+    monitors = ["eval_loss"]
+
+class Nowhere(Callback):
+    writes = "file"
+    def on_step_end(self, run, record): ...
+
+class NoMethod:
+    on_step_end = 3
 
 def few(): return Few()
 def many(): return Many()
@@ -73,6 +85,9 @@ def test_creates_the_users_callback(own):
         ({"name": "own_callbacks:wrong"}, "Wrong.on_epoch_ends is not an event. Did you mean on_epoch_end?"),
         ({"name": "own_callbacks:few"}, r"Few.on_step_end\(run\) cannot be called with \(run, record\). Define it as"),
         ({"name": "own_callbacks:many"}, r"Many.state\(run\) cannot be called with \(\). Define it as state\(self\)"),
+        ({"name": "own_callbacks:Watching"}, r"Watching.monitors=\['eval_loss'\] must be the name of a metric"),
+        ({"name": "own_callbacks:Nowhere"}, "Nowhere.path=None must be a string, as Nowhere.writes='file' is set"),
+        ({"name": "own_callbacks:NoMethod"}, "NoMethod.on_step_end must be a method, got 3"),
         ({"name": "own_callbacks:nothing"}, "returned a int without an event of a callback. Define one of on_"),
         ({"name": "own_callbacks:forgot"}, "returned the class Mine. Return an object of it."),
     ],

@@ -1,10 +1,11 @@
 import json
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from spmdkit.mesh.errors import UserError
-from spmdkit.training.callbacks.callback import Run
+from spmdkit.training.callbacks.callback import Callback, Run
 from spmdkit.training.callbacks.monitoring import BEST, BestCheckpoint, EarlyStopping, ReduceOnPlateau
 from spmdkit.training.callbacks.rate_factor import factors_of
 from support.training import play
@@ -53,9 +54,20 @@ def test_finished_run_stays_finished_unless_patience_grows():
 
 
 def test_requires_the_monitored_metric():
-    message = r"Unknown metric 'eval_los'; known: .* Did you mean 'eval_loss'\?"
+    message = r"Unknown monitor 'eval_los'; known: .* Did you mean 'eval_loss'\?"
     with pytest.raises(UserError, match=message):
         play(EarlyStopping(monitor="eval_los"), losses=[1.0])
+
+
+def test_subclasses_may_have_fields_of_any_type():
+    @dataclass(kw_only=True)
+    class Own(EarlyStopping):
+        anything: Callback | None = None
+        later: "Undefined" = None  # type: ignore[name-defined] # noqa: F821
+
+    assert Own(anything=Callback(), patience=np.int64(2)).patience == 2
+    with pytest.raises(UserError, match=r"Own\.patience=0 must be at least 1"):
+        Own(patience=0)
 
 
 @pytest.mark.parametrize(

@@ -103,3 +103,5 @@ def test_skips_a_window_before_the_resume(tmp_path):
 def test_rejects_a_start_of_zero():
     with pytest.raises(UserError, match=r"Profile.start=0 must be at least 1"):
         Profile(start=0)
+    with pytest.raises(UserError, match=r"CSVLog.path=3 must be a string"):
+        CSVLog(path=3)  # type: ignore[arg-type]

@@ -46,7 +46,9 @@ def parse(given: str) -> str:
         UserError: The file does not exist.
     """
     if given and not Path(given).is_file():
-        raise invalid_target("mpi", given, f": missing file {given[:60]!r}")
+        is_number = re.fullmatch(r"[0-9]{1,4}", given)
+        hint = f". For {given} processes, use --on mpi launch.processes_per_node={given}" if is_number else ""
+        raise invalid_target("mpi", given, f": missing file {given[:60]!r}{hint}")
     return given
 
 

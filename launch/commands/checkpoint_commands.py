@@ -131,7 +131,7 @@ def export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _is_hugging_face(path: "Path") -> bool:
+def _is_hugging_face(path: Path) -> bool:
     """Returns True if the config in the directory of a run has a model of Hugging Face."""
     import yaml
 

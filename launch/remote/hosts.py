@@ -25,6 +25,13 @@ NAME = re.compile(r"(?:[A-Za-z0-9_][\w.+-]*@)?[A-Za-z0-9_:\[][\w.:%\]-]*")
 MAX_PROCESSES = 256
 MAX_PORT = 65535
 EXAMPLE = "{hosts: [gpu1, gpu2]}"
+REMOVED = {
+    "forward": "set launch.environment in the config, such as {HF_TOKEN: null}; null is the value on this machine",
+    "environment": "set launch.environment in the config",
+    "simulate": "set run.simulate in the config",
+    "spares": "remove it, and replace a lost host in hosts; with --restarts K, the launcher waits for it",
+}
+"""Keys of earlier versions -> the fix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +127,7 @@ def read_hosts(path: Path) -> Hosts:
 
 def _prepare(tree: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
     """Returns the keys of a file with each valid host as a mapping."""
-    prepared = dict(tree)
+    prepared = {key: value for key, value in tree.items() if key not in REMOVED}
     if isinstance(tree.get("hosts"), list):
         hosts = [{"name": each} if isinstance(each, str) else each for each in tree["hosts"]]
         for number, each in enumerate(hosts):
@@ -130,4 +137,6 @@ def _prepare(tree: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
                 is_named = problem.message.startswith(path)
                 problems.append(problem if is_named else problem._replace(message=f"{path}.{problem.message}"))
         prepared["hosts"] = [] if problems else hosts
+    for key in REMOVED.keys() & tree.keys():
+        problems.append(Problem(key, f"{key} is no longer a key of a hosts file: {REMOVED[key]}."))
     return prepared

@@ -122,6 +122,8 @@ def _connect_jax(job: Job, rendezvous: Rendezvous, timeouts: dict[str, int]) -> 
 def _find_job(job_addresses: str | None, num_processes: int | None, process_id: int | None) -> Job | None:
     if num_processes is not None and num_processes < 1:
         raise UserError(f"num_processes={num_processes} must be at least 1.")
+    if process_id is not None and process_id < 0:
+        raise UserError(f"process_id={process_id} must be at least 0.")
     if job_addresses is None and num_processes is None and process_id is None:
         return find_job()
     names = {"address": "job_addresses"}

@@ -69,11 +69,11 @@ class Log:
         written = 0
         with self._lock:
             try:
-                self._file = self._file or FileIO(self._path, "ab")
+                self._file = self._file or FileIO(self._path, "ab", opener=_open_without_blocking)
                 if self._lost:
                     self._file.write(f"\n--- {self._lost:,} bytes are missing here ---\n".encode())
                     self._lost = 0
-                written = self._file.write(data)
+                written = self._file.write(data) or 0
             except OSError as error:
                 if not self._has_warned:
                     self._has_warned = True
@@ -86,6 +86,11 @@ class Log:
             if self._file:
                 self._file.close()
             self._file = None
+
+
+def _open_without_blocking(path: str, flags: int) -> int:
+    """Opens a file; a pipe in its place must not block the launcher."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o644)
 
 
 class MutableWriter:

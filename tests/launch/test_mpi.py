@@ -39,8 +39,10 @@ def command(tmp_path, *overrides, on="mpi", **options) -> list[str]:
 def test_parses_targets(hostfile):
     assert find_launcher("mpi") == (mpi, "")
     assert find_launcher(f"mpi:{hostfile}") == (mpi, str(hostfile))
-    with pytest.raises(ValueError, match="missing file 'nowhere'"):
+    with pytest.raises(ValueError, match="missing file 'nowhere'; use"):
         find_launcher("mpi:nowhere")
+    with pytest.raises(ValueError, match=r"For 4 processes, use --on mpi launch\.processes_per_node=4; use"):
+        find_launcher("mpi:4")
 
 
 def test_command_line(tmp_path):

@@ -128,6 +128,8 @@ def test_checks_the_host_names_of_cpu_collectives(hosts, ips, says):
         (("10.0.0.1:1234,10.0.0.2:2345", 3, 0), "has 2 jobs, but num_processes is 3. Give one address per process"),
         (("a:1", 2, 2), r"process_id=2 must be in 0 \.\. num_processes - 1 = 1"),
         (("a:1", 0, 0), "num_processes=0 must be at least 1"),
+        ((None, 1, -5), "process_id=-5 must be at least 0"),
+        (("a:1", 2, -1), "process_id=-1 must be at least 0"),
         (("a:1", None, None), "With job_addresses=a:1, this process is one of several. Missing: the number"),
         (("a", 2, 0), "job_addresses='a' must be host:port"),
         ((None, 2, 0), "With num_processes=2, process_id=0, .* Missing: host:port of process 0"),

@@ -138,9 +138,10 @@ def test_last_words_are_the_last_error_or_the_last_lines(lines, words):
     assert last_words(lines) == words
 
 
-def test_log_warns_once_if_it_cannot_be_written(tmp_path, capsys):
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_log_warns_once_if_it_cannot_be_written(make, tmp_path, capsys):
     path = tmp_path / "a.log"
-    path.mkdir()
+    make(path)
     log = Log(path)
     for _ in range(3):
         log.write(b"line\n")

@@ -29,6 +29,7 @@ from typing import Any
 
 import jax
 
+from ..checkpoints.damage import shorten
 from ..layouts.paths import flatten_mapping
 from ..mesh.compat import coordination_client, jax_settings
 from ..mesh.errors import UserError
@@ -234,12 +235,11 @@ def agree(name: str, found: Mapping[str, str], seconds: float, fix: str = SAME_E
     answers = [json.loads(text) for text in texts]
     keys = list(dict.fromkeys(key for each in answers for key in each))
     differing = [key for key in keys if len({each.get(key) for each in answers}) > 1]
-    lines = [differences(key, [_cut(each.get(key, NOT_SET)) for each in answers]) for key in differing[:MAX_LISTED]]
-    more = [f"... and {len(differing) - MAX_LISTED} more"] if len(differing) > MAX_LISTED else []
+    lines = [differences(key, [_cut(each.get(key, NOT_SET)) for each in answers]) for key in differing]
     wait_until_all_know()
     raise Disagreement(
         f"The {len(texts)} processes of this run differ, and would train different things together:\n  "
-        + "\n  ".join([*lines, *more])
+        + "\n  ".join(shorten(lines, MAX_LISTED))
         + f"\n{fix}, and start them again; nothing was trained."
     )
 

@@ -109,9 +109,9 @@ def agree_on_start(built: Built, provenance: Provenance) -> None:
     hashes = {module: hashed for module, (_, hashed) in provenance.code.items() if module in own}
     found = {
         "the data (fingerprint)": provenance.fingerprint,
-        "the user's own code": _short_hash(str(hashes)),
-        "the layouts of the parameters": _short_hash(str(built.layouts.table.to_json())),
-        "the program of a step (StableHLO)": _short_hash(built.step.lower(built.batch).as_text()),
+        "the user's own code": short_hash(str(hashes)),
+        "the layouts of the parameters": short_hash(str(built.layouts.table.to_json())),
+        "the program of a step (StableHLO)": short_hash(built.step.lower(built.batch).as_text()),
         **numeric_settings(os.environ, jax_settings()),  # the user's own modules may have changed some
     }
     agree("start", found, built.config.timeouts.rendezvous)
@@ -244,7 +244,8 @@ def agree(name: str, found: Mapping[str, str], seconds: float, fix: str = SAME_E
     )
 
 
-def _short_hash(text: str) -> str:
+def short_hash(text: str) -> str:
+    """Returns twelve digits that identify a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

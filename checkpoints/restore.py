@@ -297,10 +297,7 @@ def _read(stored: StoredCheckpoint, what: str, wanted: Mapping[str, Any], held: 
 
 
 def restore_together(
-    read: Callable[[], Any],
-    compare: Callable[[Any], Any],
-    name: str,
-    seconds: float,
+    read: Callable[[], Any], compare: Callable[[Any], Any], name: str, seconds: float
 ) -> tuple[Any, str]:
     """Reads and compares arrays in all processes together; the first damage that one of them finds counts for all.
 

@@ -12,15 +12,7 @@ from ..layouts.paths import joined_path
 from ..layouts.sizes import counted, format_bytes
 from ..layouts.table import LayoutRow, LayoutTable, largest, stack_bytes, stacks_of
 from ..mesh.device_mesh import DeviceMesh
-from ..training.quantities import (
-    compact,
-    duration,
-    is_number,
-    loss_text,
-    speed_key,
-    three_digits,
-    with_unit,
-)
+from ..training.quantities import compact, duration, is_number, loss_text, speed_key, three_digits, with_unit
 from .charts import Reference, Series, collect_points, make_chart
 from .drawings import draw_array, draw_devices, mesh_sizes
 from .run_record import RunRecord, final_figures, own_metrics, seconds_trained

@@ -68,12 +68,7 @@ def check_functions(
 
 
 def check_contract(
-    options: Mapping[str, Any],
-    model: Model | BlockModel,
-    source: Source,
-    *,
-    seed: int,
-    shuffle: bool,
+    options: Mapping[str, Any], model: Model | BlockModel, source: Source, *, seed: int, shuffle: bool
 ) -> None:
     """Checks the contract of the user's own model on the first rows of its data, as `model.check` selects.
 

@@ -29,6 +29,7 @@ from typing import Any
 
 import jax
 
+from ..checkpoints.damage import shorten
 from ..layouts.paths import flatten_mapping
 from ..mesh.compat import coordination_client, jax_settings
 from ..mesh.errors import UserError
@@ -108,9 +109,9 @@ def agree_on_start(built: Built, provenance: Provenance) -> None:
     hashes = {module: hashed for module, (_, hashed) in provenance.code.items() if module in own}
     found = {
         "the data (fingerprint)": provenance.fingerprint,
-        "the user's own code": _short_hash(str(hashes)),
-        "the layouts of the parameters": _short_hash(str(built.layouts.table.to_json())),
-        "the program of a step (StableHLO)": _short_hash(built.step.lower(built.batch).as_text()),
+        "the user's own code": short_hash(str(hashes)),
+        "the layouts of the parameters": short_hash(str(built.layouts.table.to_json())),
+        "the program of a step (StableHLO)": short_hash(built.step.lower(built.batch).as_text()),
         **numeric_settings(os.environ, jax_settings()),  # the user's own modules may have changed some
     }
     agree("start", found, built.config.timeouts.rendezvous)
@@ -234,17 +235,17 @@ def agree(name: str, found: Mapping[str, str], seconds: float, fix: str = SAME_E
     answers = [json.loads(text) for text in texts]
     keys = list(dict.fromkeys(key for each in answers for key in each))
     differing = [key for key in keys if len({each.get(key) for each in answers}) > 1]
-    lines = [differences(key, [_cut(each.get(key, NOT_SET)) for each in answers]) for key in differing[:MAX_LISTED]]
-    more = [f"... and {len(differing) - MAX_LISTED} more"] if len(differing) > MAX_LISTED else []
+    lines = [differences(key, [_cut(each.get(key, NOT_SET)) for each in answers]) for key in differing]
     wait_until_all_know()
     raise Disagreement(
         f"The {len(texts)} processes of this run differ, and would train different things together:\n  "
-        + "\n  ".join([*lines, *more])
+        + "\n  ".join(shorten(lines, MAX_LISTED))
         + f"\n{fix}, and start them again; nothing was trained."
     )
 
 
-def _short_hash(text: str) -> str:
+def short_hash(text: str) -> str:
+    """Returns twelve digits that identify a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

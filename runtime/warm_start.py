@@ -8,7 +8,6 @@ Each device reads its own part of an array from disk: no process holds a whole o
 with their checksums before the first step.
 """
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from ..layouts.sizes import counted
 from ..mesh.keys import make_key
 from ..models.lora import NAME as ADAPTERS
 from ..parallel.model import BlockModel, Model, Params
-from .process_check import agree
+from .process_check import agree, short_hash
 
 GROUP = "params/"
 
@@ -65,7 +64,7 @@ class WarmStart:
             self._stored = StoredCheckpoint(find(start_from).one)
         except DamagedCheckpoint as error:
             raise DamagedCheckpoint(_with_advice(error)) from error
-        checksums = hashlib.sha256(repr(sorted(self._stored.checksums.items())).encode()).hexdigest()[:12]
+        checksums = short_hash(repr(sorted(self._stored.checksums.items())))
         mine = f"{self._stored.folder.name} (checksums {checksums})"  # hosts may see different latest checkpoints
         fix = "Name one of its steps, as <run>/<step>, by an absolute path on a file system that all hosts mount"
         agree("the checkpoint to start from", {"the step of checkpoint.start_from": mine}, seconds, fix)

@@ -31,7 +31,7 @@ class MetricsLog:
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            kept = [_to_line(record) for record in read_metrics(path) if record.get("step", 0) <= start_step]
+            kept = [_to_line(record) for record in read_metrics(path) if not _is_after(record, start_step)]
             with atomic_write(path) as partial:
                 partial.write_text("".join(kept), encoding="utf-8")
         self._path = path
@@ -74,7 +74,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         path: The file.
 
     Raises:
-        UserError: A line other than the last is not a JSON object.
+        UserError: A line is not a JSON object, nor the beginning of one at the end.
     """
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     records = []
@@ -87,9 +87,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             record = None
         if isinstance(record, dict):
             records.append(record)
-        elif number < len(lines):
+        elif number < len(lines) or line.strip("\0")[:1] not in ("", "{"):
             raise UserError(f"{path} line {number} is not a JSON object: {line[:80]!r}. Remove it.")
     return records
+
+
+def _is_after(record: Mapping[str, Any], step: int) -> bool:
+    return type(record.get("step")) is int and record["step"] > step
 
 
 def _to_line(record: Mapping[str, Any]) -> str:

@@ -89,7 +89,7 @@ def fit_given(mesh: Mapping[str, Any], num_devices: int, num_processes: int = 1)
     others = devices_of(mesh)
     used = num_devices if rests else others
     if rests > 1 or used > num_devices or used % others or used % num_processes:
-        given = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+        given = " x ".join(f"{axis} {size}" for axis, size in sizes.items()) or "of 1 device"
         raise UserError(
             f"The mesh {given} does not fit {counted(num_devices, 'device')} of "
             f"{counted(num_processes, 'process', 'processes')}: the product of its sizes ({others}) must be at most "

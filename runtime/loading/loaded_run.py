@@ -116,10 +116,7 @@ class LoadedRun:
         self._stored, self._own_data = stored, own_data
         self.batch_rows = fitting_rows(config.train.global_batch, fitted)
         self.model: Model | BlockModel = load_model(
-            config.model,
-            **self.facts,
-            search_path=search_path(config.run.root),
-            example=lambda: first_row(self.splits),
+            config.model, **self.facts, search_path=search_path(config.run.root), example=lambda: first_row(self.splits)
         )
         layouts = _fit_layouts(config, self.model, fitted)
         self._program: Step = build_step(self.model, optax.identity(), layouts, precision=config.precision)

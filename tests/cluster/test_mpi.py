@@ -3,9 +3,10 @@
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
-from support.processes import assert_nothing_left, list_command_lines, wait_for_step
+from support.processes import assert_nothing_left, processes_of, wait_for_step
 from support.runs import (
     assert_same_arrays,
     command,
@@ -126,16 +127,15 @@ def test_no_process_outlives_killed_rank(whom, tmp_path):
     config = faulty_config(tmp_path, train={"steps": 400, "global_batch": 16})
     process = started(config, tmp_path / "run")
     try:
-        under_way = {
-            line.partition(":")[2].split()[0]: int(line.partition(":")[0]) for line in list_command_lines(tmp_path)
-        }
-        for line in list_command_lines(tmp_path):
-            if " spmdkit train " in line and " mpirun " not in line:
-                os.kill(int(line.partition(":")[0]), signal.SIGSTOP)
-        os.kill(process.pid if whom == "launcher" else under_way["mpirun"], signal.SIGKILL)
+        commands = {pid: Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in processes_of(tmp_path)}
+        (mpirun,) = (pid for pid, words in commands.items() if words[0] == "mpirun")
+        for pid, words in commands.items():
+            if "train" in words and "mpirun" not in words:
+                os.kill(pid, signal.SIGSTOP)
+        os.kill(process.pid if whom == "launcher" else mpirun, signal.SIGKILL)
         printed, _ = process.communicate(timeout=60)
         assert_nothing_left(tmp_path)
         assert process.returncode == (75 if whom == "mpirun" else -signal.SIGKILL), printed
     finally:
-        for line in list_command_lines(tmp_path):
-            os.kill(int(line.partition(":")[0]), signal.SIGKILL)
+        for pid in processes_of(tmp_path):
+            os.kill(pid, signal.SIGKILL)

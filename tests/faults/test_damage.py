@@ -21,12 +21,13 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("how", ["flip", "truncate", "empty", "metadata"])
+@pytest.mark.parametrize("how", ["flip", "truncate", "empty", "metadata", "description"])
 def test_falls_back_to_previous_checkpoint(how, whole, tmp_path, capsys):
     config = write_config(tmp_path, checkpoint={"every": 4, "keep": 3})
     shutil.copytree(whole.parent / "run", tmp_path / "run")
     (tmp_path / "run" / "report.html").unlink()  # as if it had died before its end
-    damage(tmp_path / "run" / "checkpoints" / "12", how)
+    checkpoint = tmp_path / "run" / "checkpoints" / "12"
+    (checkpoint / "description.json").unlink() if how == "description" else damage(checkpoint, how)
     capsys.readouterr()
     assert main(["train", str(config)]) == 0
     printed = capsys.readouterr()
@@ -35,7 +36,7 @@ def test_falls_back_to_previous_checkpoint(how, whole, tmp_path, capsys):
         assert "Going back to the checkpoint before it." in text
         assert "at step 8 of 12" in text
         assert (tmp_path / "run" / "checkpoints" / "damaged-12").is_dir()
-    assert "damaged" in text or how == "metadata"
+    assert "damaged" in text or how in ("metadata", "description")
     assert metrics(tmp_path / "run") == metrics(whole.parent / "run")
     assert_same_arrays(state_arrays(config, STEPS), state_arrays(whole, STEPS))
     assert all(np.isfinite(array).all() for array in state_arrays(config, STEPS).values())

@@ -2,7 +2,7 @@
 
 import pytest
 from support.faults import Fault
-from support.matrix import DEAD, ROOM, UnderFaults, assert_same
+from support.matrix import DEAD, DEADLINE, ROOM, UnderFaults, assert_same
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults, pytest.mark.timeout(900)]
 ENDINGS = {
@@ -23,6 +23,21 @@ def test_restarts_after_every_kind_of_death(undisturbed, tmp_path):
     for kind, rank, _ in deaths:
         assert ended.stderr.count(f"rank {rank} failed first: {ENDINGS[kind]} (exit code 75)") == 1
     assert max(run.detected()) < DEAD + ROOM
+    assert_same(run, undisturbed(2))
+
+
+def test_skipped_step_restarts_and_exception_does_not(undisturbed, tmp_path):
+    """Rows 6 and 4: of two ranks, the one with too few updates is named; a traceback precedes the last line."""
+    faults = [Fault(kind="skip", rank=1, step=6), Fault(kind="raise", rank=1, step=14)]
+    run = UnderFaults(tmp_path, faults, timeouts={"rendezvous": 60, "heartbeat": 60, "step": DEADLINE})
+    ended, _ = run.launch_until_done((1, "Step 8: the state of rank 1 has had 7 updates"), (0, ""), restarts=3)
+    assert run.causes() == [(1, "exit code 75", 75), (1, "exit code 1", 1)], ended.stderr
+    before, _, after = ended.stderr.rpartition("spmdkit launch: rank 1 failed first: exit code 1.")
+    said = before.rpartition("spmdkit launch:")[2]
+    assert "Traceback (most recent call last)" in said
+    assert "InjectedFault: injected: raise on rank 1, step of step 14" in said
+    assert after.count("\n") == 1, "nothing comes after that line"
+    assert max(run.detected()) < DEADLINE + 10 + ROOM
     assert_same(run, undisturbed(2))
 
 

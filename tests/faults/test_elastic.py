@@ -7,13 +7,16 @@ from support.runs import environment, losses, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults, pytest.mark.timeout(1200)]
 STEPS = 24
-SLOWLY = Fault(kind="slow", rank=None, seconds=0.1)
-"""So that a checkpoint is complete before the process dies two steps later."""
 
 
 def train(config, processes, *faults):
     with cluster(config, processes=processes, devices=2, faults=faults, environment=environment()) as run:
         return run.wait(600)
+
+
+def dies(rank, step):
+    """A rank dies; a pause before that lets the checkpoint of three steps earlier be completed."""
+    return Fault(kind="pause", rank=None, step=step - 1, seconds=6.0), Fault(kind="kill", rank=rank, step=step)
 
 
 def config_in(folder):
@@ -26,10 +29,10 @@ def test_eight_devices_then_four_then_eight(tmp_path):
     undisturbed = config_in(tmp_path / "undisturbed")
     assert train(undisturbed, 4).code == 0
     config = config_in(tmp_path / "elastic")
-    first = train(config, 4, Fault(kind="kill", rank=3, step=11), SLOWLY)
+    first = train(config, 4, *dies(3, 11))
     assert first.code == 75, first.stderr
     assert "Resized the mesh" not in first.stdout
-    second = train(config, 2, Fault(kind="kill", rank=1, step=19), SLOWLY)
+    second = train(config, 2, *dies(1, 19))
     assert second.code == 75, second.stderr
     said = (
         "Note: Resized the mesh for 4 devices (launch.elastic): data 1 instead of 2. The global batch and the order of"

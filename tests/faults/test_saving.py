@@ -6,6 +6,7 @@
 import pytest
 from support.faults import Fault
 from support.matrix import STEPS, UnderFaults, assert_same
+from support.runs import metrics, spmdkit, trained, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.faults, pytest.mark.timeout(900)]
 KEPT = {"every": 4, "keep": 1}
@@ -64,3 +65,22 @@ def test_survives_slow_storage(undisturbed, tmp_path):
         assert job.wait().code == 0, job.output()
     assert under_way == 1
     assert_same(run, undisturbed(2))
+
+
+def test_all_ranks_go_back_if_one_finds_damage(tmp_path):
+    """Rank 1 alone reads the truncated files; the other one must not wait for it in a collective."""
+    model = {"name": "mlp", "classes": 10, "widths": [256]}  # smaller shards are stored among the descriptions
+    strategy = {"fsdp": {"size": 8, "floor_bytes": 64}}
+    config = write_config(tmp_path, model=model, strategy=strategy, checkpoint={"every": 4, "keep": 3})
+    launch = ["launch", config, "--on", "local:2x4"]
+    trained(*launch, "train.steps=8")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    files = [path for path in (checkpoints / "8/state/ocdbt.process_1").rglob("d/*") if path.is_file()]
+    assert files
+    for path in files:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    ended = spmdkit(*launch, timeout=150)  # a barrier would wait for 20 minutes
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"Resuming {tmp_path / 'run'} at step 4 of 12." in ended.stdout
+    assert (checkpoints / "damaged-8").is_dir()
+    assert [record["step"] for record in metrics(tmp_path / "run")] == list(range(1, 13))

@@ -1,4 +1,4 @@
-"""A signal in every phase of a run: one agreed checkpoint, code 75, and it goes on (rows 7 and 8).
+"""A signal in every phase of a run: one agreed checkpoint, code 75, and it goes on (row 7).
 
 `tests/multiprocess/test_signals.py` has the signals from outside, and processes without a launcher.
 """
@@ -33,17 +33,4 @@ def test_launcher_restarts_after_signal(undisturbed, tmp_path):
     run = UnderFaults(tmp_path, [Fault(kind="signal", rank=1, step=7, signals=("SIGUSR1",))])
     ended = run.launch(restarts=1)
     assert ended.code == 0, ended.stderr
-    assert_same(run, undisturbed(2))
-
-
-def test_second_signal_keeps_last_checkpoint(undisturbed, tmp_path):
-    seconds = [("SIGTERM", 7), ("SIGKILL", 11)]
-    faults = [Fault(kind="signal", rank=1, step=at, signals=("SIGTERM", each), seconds=0.1) for each, at in seconds]
-    run = UnderFaults(tmp_path, faults)
-    run.launch_until_done(
-        (75, r"\[1\] ended by SIGTERM; the same command resumes"),
-        (75, "rank 1 failed first: killed by SIGKILL"),
-        (0, ""),
-    )
-    assert run.causes() == [(1, "exit code 75", 75), (1, "killed by SIGKILL", 75)]
     assert_same(run, undisturbed(2))

@@ -119,6 +119,25 @@ def test_the_step_that_is_written_down_is_the_one_that_was_restored(tmp_path):
     assert [each["to"] for each in json.loads((tmp_path / "rollbacks.json").read_text())["rollbacks"]] == [4]
 
 
+STOPPING = """
+import os, signal, time
+
+class Stopping:
+    def on_step_begin(self, run):
+        if run.step == 8 and not (run.folder / "rollbacks.json").exists():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.2)  # until the gate has heard of it
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_before_a_rollback_stops_at_the_step_gone_back_to(tmp_path, capsys):
+    folder = write_rows(tmp_path / "rows", spoilt=(7,))
+    (folder / "stopping.py").write_text(STOPPING)
+    assert train(rows_config(folder, callbacks=[{"name": "stopping:Stopping"}])) == 75
+    assert "Stopped by SIGTERM after step 4 of 12" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_run_that_starts_anew_leaves_nothing_out(tmp_path):
     config = rows_config(write_rows(tmp_path / "rows", spoilt=(2,)), train={"steps": 3, "global_batch": BATCH})

@@ -127,7 +127,7 @@ def test_a_folder_without_a_training_is_no_run_yet(left, tmp_path):
     ("content", "reason"),
     [
         (b"train: {steps: 3", "invalid YAML"),
-        (b"\x00\xff\xfe binary", "invalid YAML"),
+        (b"\x00\xff\xfe binary", "it is not valid UTF-8"),
         (b"", "it is not a mapping of sections"),
     ],
 )
@@ -144,8 +144,9 @@ def test_a_damaged_config_is_told_and_kept(content, reason, begun, config):
     adopt_directory(load_config(config), fresh=True)
 
 
-def test_metrics_that_no_run_wrote_are_told_and_kept(config):
-    (config.parent / "run" / "metrics.jsonl").write_bytes(b"garbage\n")
+@pytest.mark.parametrize("content", [b"garbage\n", b"notes of mine"])
+def test_metrics_that_no_run_wrote_are_told_and_kept(content, config):
+    (config.parent / "run" / "metrics.jsonl").write_bytes(content)
     before = listing(config.parent)
     with pytest.raises(ValueError, match="line 1 is not a JSON object"):
         adopt_directory(load_config(config))

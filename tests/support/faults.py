@@ -218,8 +218,7 @@ def _nan(fault: Fault, moment: Moment) -> None:
 
 def _flip(fault: Fault, moment: Moment) -> None:
     """Flips one bit of an element of a parameter, in the shard or copy of one device."""
-    import jax
-    from spmdkit.layouts.paths import leaves_with_paths
+    from spmdkit.layouts.paths import leaves_with_paths, map_with_path
 
     paths = [path for path, leaf in leaves_with_paths(moment.state.params) if leaf.size and leaf.dtype.itemsize == 4]
     chosen = next(path for path in paths if fault.parameter in path)
@@ -227,10 +226,10 @@ def _flip(fault: Fault, moment: Moment) -> None:
     def spoil(shard: Any) -> None:
         shard.reshape(-1).view(np.uint32)[fault.element] ^= np.uint32(1 << fault.bit)
 
-    leaves, structure = jax.tree.flatten(moment.state.params)
-    names = [path for path, _ in leaves_with_paths(moment.state.params)]
-    leaves[names.index(chosen)] = with_shard_changed(leaves[names.index(chosen)], fault.device, spoil)
-    moment.state = moment.state._replace(params=jax.tree.unflatten(structure, leaves))
+    def flipped(path: str, leaf: Any) -> Any:
+        return with_shard_changed(leaf, fault.device, spoil) if path == chosen else leaf
+
+    moment.state = moment.state._replace(params=map_with_path(flipped, moment.state.params))
 
 
 def _damage(fault: Fault, moment: Moment) -> None:

@@ -45,13 +45,21 @@ def test_resume_drops_later_steps(path):
     assert path.read_text() == "", "a new run starts an empty log"
 
 
-def test_rejects_invalid_line_before_the_last(path):
+def test_rejects_invalid_lines(path):
     path.parent.mkdir()
     path.write_text('{"step": 1}\n\n{"step": 2}\n{"st')
     assert read_metrics(path) == [{"step": 1}, {"step": 2}]
-    path.write_text('{"step": 1}\n[3]\n{"step": 2}\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl line 2 is not a JSON object: '\[3\]'"):
-        read_metrics(path)
+    for text in ('{"step": 1}\n[3]\n{"step": 2}\n', '{"step": 1}\n[3]'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"metrics\.jsonl line 2 is not a JSON object: '\[3\]'"):
+            read_metrics(path)
+
+
+def test_resume_keeps_records_without_a_step(path):
+    path.parent.mkdir()
+    path.write_text('{"step": "one"}\n{"step": null}\n{"loss": 1}\n{"step": 9}\n')
+    MetricsLog(path, start_step=4).close()
+    assert read_metrics(path) == [{"step": "one"}, {"step": None}, {"loss": 1}]
 
 
 @pytest.fixture

@@ -55,8 +55,9 @@ def test_options_stay_but_those_of_training():
 
 def test_as_many_devices_of_each_process():
     assert fit_own(read_strategy({"fsdp": 4}), {"fsdp": 4}, 6, 3).devices == 6
-    with pytest.raises(UserError, match=r"mesh fsdp 4 does not fit 6 devices of 3 processes"):
-        fit_given({"fsdp": 4}, 6, 3)
+    for mesh, given in (({"fsdp": 4}, "fsdp 4"), ({}, "of 1 device")):
+        with pytest.raises(UserError, match=f"mesh {given} does not fit 6 devices of 3 processes"):
+            fit_given(mesh, 6, 3)
 
 
 def test_a_mesh_that_is_given_may_leave_devices_idle():

@@ -23,7 +23,9 @@ SYNONYMS = {
     "optimizer.schedule": "scheduler lr_scheduler lr_schedule warmup warmup_steps warmup_ratio",
     "train.global_batch": "batch_size batch bs batchsize global_batch_size train_batch_size",
     "train.accumulate": "gradient_accumulation_steps grad_accum micro_batches accumulate_grad_batches",
-    "train.steps": "epochs num_epochs max_epochs n_epochs num_train_steps max_steps iterations iters max_iters",
+    "train.steps": (
+        "epochs num_epochs max_epochs n_epochs num_train_steps total_steps max_steps iterations iters max_iters"
+    ),
     "train.clip_norm": "grad_clip gradient_clipping clip clip_grad max_grad_norm clip_grad_norm",
     "train.remat": "checkpointing gradient_checkpointing activation_checkpointing recompute grad_checkpoint",
     "precision.compute": "dtype mixed_precision bf16 fp16 amp compute_dtype half",

@@ -47,7 +47,7 @@ def parse(given: str) -> str:
     """
     if given and not Path(given).is_file():
         is_number = re.fullmatch(r"[0-9]{1,4}", given)
-        hint = f". For {given} processes, use --on mpi launch.processes_per_node={given}" if is_number else ""
+        hint = f" (for {given} processes: --on mpi launch.processes_per_node={given})" if is_number else ""
         raise invalid_target("mpi", given, f": missing file {given[:60]!r}{hint}")
     return given
 

@@ -137,6 +137,6 @@ def _prepare(tree: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
                 is_named = problem.message.startswith(path)
                 problems.append(problem if is_named else problem._replace(message=f"{path}.{problem.message}"))
         prepared["hosts"] = [] if problems else hosts
-    for key in REMOVED.keys() & tree.keys():
-        problems.append(Problem(key, f"{key} is no longer a key of a hosts file: {REMOVED[key]}."))
+    gone = [key for key in tree if key in REMOVED]
+    problems += [Problem(key, f"{key} is no longer a key of a hosts file: {REMOVED[key]}.") for key in gone]
     return prepared

@@ -164,7 +164,7 @@ def read_source(source: str, environ: Environ) -> Job | None:
     """
     set_names = {fact: [name for name in names if environ.get(name)] for fact, names in SOURCES[source].items()}
     found = {fact: names[0] for fact, names in set_names.items() if names}
-    if not found:
+    if not found or (source == "Slurm" and "identity" not in found):
         return None
     values = {fact: READERS[fact](environ, name) for fact, name in found.items() if fact != "address"}
     facts = Job(source, **values, variables=found)
@@ -180,8 +180,6 @@ def read_source(source: str, environ: Environ) -> Job | None:
 
 def _complete_slurm(facts: Job, environ: Environ) -> Job | None:
     """Adds the address, the hosts and the attempt of a task of `srun`."""
-    if not facts.identity:
-        return None
     if "SLURM_STEP_ID" not in environ:
         for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES"):
             if (number := read_integer(environ, name, 1) or 1) > 1:

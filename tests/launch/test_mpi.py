@@ -41,7 +41,7 @@ def test_parses_targets(hostfile):
     assert find_launcher(f"mpi:{hostfile}") == (mpi, str(hostfile))
     with pytest.raises(ValueError, match="missing file 'nowhere'; use"):
         find_launcher("mpi:nowhere")
-    with pytest.raises(ValueError, match=r"For 4 processes, use --on mpi launch\.processes_per_node=4; use"):
+    with pytest.raises(ValueError, match=r"\(for 4 processes: --on mpi launch\.processes_per_node=4\); use"):
         find_launcher("mpi:4")
 
 

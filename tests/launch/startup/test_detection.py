@@ -56,6 +56,7 @@ def test_finds_the_job(text, source, address, who, local):
     "text",
     [
         "",
+        "SLURM_PROCID=zero SLURM_NTASKS=4",  # not a job of Slurm
         "SLURM_JOB_ID=77 SLURM_PROCID=0",  # a batch script of one task
         "SLURM_JOB_ID=77 SLURM_STEP_ID=0 SLURM_NTASKS=1 SLURM_PROCID=0 SLURM_STEP_NODELIST=n1",
         "OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=0",

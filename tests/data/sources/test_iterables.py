@@ -226,7 +226,7 @@ def test_a_killed_worker_of_a_pool():
     stream = from_examples(pooled).train
     with pytest.raises(RuntimeError, match=r"terminated") as raised:
         stream.take(np.arange(8))
-    assert known_cause(raised.value).exit_code == 75
+    assert known_cause(raised.value)[0] == 75
 
 
 class KeepsItsWorkers:
@@ -244,7 +244,7 @@ class KeepsItsWorkers:
 def test_a_worker_that_is_killed_between_epochs():
     with pytest.raises(RuntimeError, match=r"worker \(pid 4711\)") as raised:
         from_examples(KeepsItsWorkers()).train.take(np.arange(2))
-    assert known_cause(raised.value).exit_code == 75
+    assert known_cause(raised.value)[0] == 75
 
 
 @pytest.mark.parametrize(

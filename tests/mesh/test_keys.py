@@ -62,8 +62,8 @@ def test_the_reference_ignores_the_default_generator(other_generator):
     alone = OneDevice(MODEL, optax.sgd(0.5), clip_norm=0.0, compute="float32", seed=3)
     first = alone.init("float32")
     assert jax.tree.all(jax.tree.map(np.array_equal, first, expected("fsdp")[0]))
-    losses = alone.train(first, [toy.batch(0)]).losses
-    assert losses[0] == pytest.approx(one_step({"data": 2})[2], rel=1e-5)
+    reports = alone.train(first, [toy.batch(0)]).reports
+    assert reports[0]["loss"] == pytest.approx(one_step({"data": 2})[2], rel=1e-5)
 
 
 def drawn():

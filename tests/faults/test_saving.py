@@ -15,12 +15,13 @@ KEPT = {"every": 4, "keep": 1}
 def assert_recovers(kills: list[tuple[str, int, int]], undisturbed, folder, processes: int) -> None:
     """Each launch is killed in the phase of a save that none was killed in before; the last one is not."""
     faults = [Fault(kind="kill", rank=rank, phase=phase, step=step) for phase, rank, step in kills]
-    run = UnderFaults(folder, faults, processes, checkpoint=KEPT)
+    until_saved = Fault(kind="pause", rank=1, step=10, seconds=1.0, times=len(kills) + 1)  # before the save of step 12
+    run = UnderFaults(folder, [*faults, until_saved], processes, checkpoint=KEPT)
     checkpoints = run.folder / "checkpoints"
     for number in range(1, len(kills) + 1):
         ended = run.launch()
         assert ended.code == 75, ended.stdout + ended.stderr
-        died = [each["rank"] for each in run.journal.events("fault")]
+        died = [each["rank"] for each in run.journal.events("fault") if each["kind"] == "kill"]
         assert len(died) == number
         assert run.causes()[-1] == (died[-1], "killed by SIGKILL", 75), ended.stderr
         assert [each for each in checkpoints.iterdir() if each.name.isdecimal()], "one is whole whenever it dies"
@@ -31,7 +32,7 @@ def assert_recovers(kills: list[tuple[str, int, int]], undisturbed, folder, proc
 
 def test_two_processes_killed_during_saves(undisturbed, tmp_path):
     phases = ["save:folder", "save:arrays", "save:metadata", "save:commit"]
-    kills = [*((phase, 0, 8) for phase in phases), ("save:removal", 0, 4), ("save", 1, 12), ("save:arrays", 1, 12)]
+    kills = [*((phase, 0, 8) for phase in phases), ("save:removal", 0, 4), ("save", 1, 16), ("save:arrays", 1, 16)]
     assert_recovers(kills, undisturbed, tmp_path, 2)
 
 

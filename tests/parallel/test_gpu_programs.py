@@ -66,13 +66,13 @@ def test_ring_keeps_own_attention():
 
 
 def test_8b_step_holds_neither_scores_nor_logits():
-    """Llama-3 8B, fsdp 8, 8,192 positions x 2 rows, remat full: 53.4 GB of temporaries with both, 14.8 without."""
+    """Llama-3 8B, fsdp 8, 8,192 positions x 2 rows, remat full: 53.4 GB of temporaries with both, 12.9 without."""
     step, batch = step_for("h100:1x8", {"fsdp": 8}, rows=16, length=8192, vocabulary=128_256, **LLAMA_8B)
     compiled = step.compile(batch)
     memory = compiled.memory_analysis()
     parameters, moments = 8_030_261_248 * 4 // 8, 2
     assert memory.argument_size_in_bytes == pytest.approx((1 + moments) * parameters, rel=1e-3)
-    assert memory.temp_size_in_bytes < 15e9
+    assert memory.temp_size_in_bytes < 13.5e9
     assert not re.search(r"\[2,8,4,2048,8192\]|f32\[2,8192,128256\]", compiled.as_text())
 
 

@@ -102,6 +102,8 @@ def test_mfu_is_the_share_of_the_peak(without_compiler, card):
     found = planned(f"{card}:1x8", "strategy={fsdp: 8}")
     assert found.mfu == pytest.approx(found.model_flops / (8 * found.step_seconds * 1e12))
     assert found.tokens_per_second_per_device == pytest.approx(16 * 32 / 8 / found.step_seconds)
+    twice = planned(f"{card}:1x8", "strategy={fsdp: 8}", "train.global_batch=32")
+    assert twice.model_flops == 2 * found.model_flops
 
 
 @pytest.mark.parametrize(("remat", "executed"), [("none", 1), ("full", 4 / 3)])

@@ -26,6 +26,7 @@ from .kernel_time import EFFICIENCY, Efficiency
 from .link_time import collective_seconds
 from .timeline import Timeline, simulate
 
+MAX_EXPOSED_LINES = 5
 PREALLOCATED = 0.75
 """The share of a GPU's memory that JAX takes by default (XLA_PYTHON_CLIENT_MEM_FRACTION)."""
 USABLE = 0.95
@@ -278,16 +279,33 @@ def _time_lines(plan: RunPlan) -> Iterator[str]:
             why = f"the card of the target has no peak for {plan.dtype} (flops)"
         yield f"  unknown: {why}"
         return
-    yield f"  time              {plan.step_seconds * 1e3:>10,.1f} ms"
-    if timeline := plan.timeline:
+    yield from time_lines(plan.timeline, plan.step_seconds, plan.tokens)
+    if plan.mfu is not None:
+        yield f"  MFU               {plan.mfu:>10.1%}    model FLOPs / (devices x time x peak of {plan.dtype})"
+    if plan.bubble:
+        yield f"  bubble            {plan.bubble:>10.1%}    of the pipeline's time"
+
+
+def time_lines(timeline: Timeline | None, step_seconds: float, tokens: float) -> Iterator[str]:
+    """Yields the lines about the time of a step, and about the collectives that nothing hides.
+
+    Args:
+        timeline: The simulated step; None if it was not compiled.
+        step_seconds: The time of the step.
+        tokens: Tokens of a step on one device; 0 for a model without tokens.
+    """
+    yield f"  step              {step_seconds * 1e3:>10,.1f} ms"
+    if timeline:
         yield f"  kernels           {timeline.compute_seconds * 1e3:>10,.1f} ms"
         yield (
             f"  communication     {timeline.communication_seconds * 1e3:>10,.1f} ms, of which "
             f"{timeline.exposed_seconds * 1e3:,.1f} ms ({timeline.exposed_share:.1%}) are exposed"
         )
-    if plan.tokens_per_second_per_device is not None:
-        yield f"  tokens/s, device  {plan.tokens_per_second_per_device:>10,.0f}"
-    if plan.mfu is not None:
-        yield f"  MFU               {plan.mfu:>10.1%}    model FLOPs / (devices x time x peak of {plan.dtype})"
-    if plan.bubble:
-        yield f"  bubble            {plan.bubble:>10.1%}    of the pipeline's time"
+        exposed = [each for each in timeline.exchanges if each.exposed > 0.01 * timeline.exposed_seconds]
+        for each in exposed[:MAX_EXPOSED_LINES]:
+            yield (
+                f"  exposed {each.exposed * 1e3:>9,.1f} ms   {each.kind}, {each.runs:,.0f} a step, beside "
+                f"{each.matmuls} products: {each.source.rpartition('shard_map/')[2] or each.name}"
+            )
+    if tokens:
+        yield f"  tokens/s, device  {tokens / step_seconds:>10,.0f}"

@@ -188,7 +188,7 @@ def explain(arguments: argparse.Namespace) -> int:
       spmdkit explain my.yaml --hlo step.hlo         writes the compiled program, in the order in which it runs
     """
     from ...configs import load_config
-    from ...planning.planned_run import explain as run
+    from ...planning.explain_run import explain as run
 
     config = load_config(arguments.config, arguments.overrides, sizes=arguments.target is None)
     planned = run(config, arguments.target, arguments.hlo)

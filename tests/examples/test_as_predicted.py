@@ -5,7 +5,7 @@ import shlex
 import jax
 import pytest
 from spmdkit.configs import load_config
-from spmdkit.planning.planned_run import explain
+from spmdkit.planning.explain_run import explain
 from spmdkit.runtime.verify import verify_config
 from support.runs import EXAMPLES
 

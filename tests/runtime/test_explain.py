@@ -16,7 +16,7 @@ from spmdkit.layouts.resolve import resolve
 from spmdkit.mesh.device_mesh import DeviceMesh
 from spmdkit.parallel import data as data_strategy
 from spmdkit.parallel.collectives import Collective
-from spmdkit.planning.planned_run import explain
+from spmdkit.planning.explain_run import explain
 from spmdkit.runtime.explain import Explanation
 from support.runs import spmdkit, write_config
 

@@ -11,14 +11,12 @@ from ..mesh.devices import list_devices
 from ..mesh.files import absolute_path, atomic_write
 from ..runtime.build_run import build, keep_programs, prepare_devices
 from ..runtime.explain import Explanation, explain_built
-from .run_plan import tokens_per_device
+from .run_plan import time_lines, tokens_per_device
 from .timeline import Timeline, simulate
-
-MAX_EXPOSED_LINES = 5
 
 
 @dataclass(frozen=True)
-class PlannedRun:
+class ExplainedRun:
     """What a run will need, known without training.
 
     Attributes:
@@ -44,11 +42,12 @@ class PlannedRun:
     def __str__(self) -> str:
         parts = [str(self.explanation)]
         if self.timeline is not None:
-            parts.append("\n".join(_timeline_lines(self.timeline, self.tokens)))
+            title = "Simulated step (a model of the scheduled program, not a measurement)"
+            parts.append("\n".join([title, *time_lines(self.timeline, self.timeline.step_seconds, self.tokens)]))
         return "\n\n".join(parts)
 
 
-def explain(config: Config, target: str | None = None, hlo: Path | None = None) -> PlannedRun:
+def explain(config: Config, target: str | None = None, hlo: Path | None = None) -> ExplainedRun:
     """Lays out and compiles the run of a config, without training.
 
     Args:
@@ -72,7 +71,7 @@ def explain(config: Config, target: str | None = None, hlo: Path | None = None) 
             partial.write_text(text, encoding="utf-8")
     planned = built.layouts.mesh.target
     timeline = simulate(text, planned) if planned else None
-    return PlannedRun(explanation, timeline, tokens_per_device(built))
+    return ExplainedRun(explanation, timeline, tokens_per_device(built))
 
 
 def timeline_to_json(timeline: Timeline) -> dict[str, Any]:
@@ -82,23 +81,3 @@ def timeline_to_json(timeline: Timeline) -> dict[str, Any]:
         "exposed_share": timeline.exposed_share,
         "exchanges": [each._asdict() for each in timeline.exchanges],
     }
-
-
-def _timeline_lines(timeline: Timeline, tokens: float) -> list[str]:
-    """Returns the lines about a simulated step: its time, and the collectives that nothing hides."""
-    lines = [
-        "Simulated step (a model of the scheduled program, not a measurement)",
-        f"  step              {timeline.step_seconds * 1e3:>10,.1f} ms",
-        f"  kernels           {timeline.compute_seconds * 1e3:>10,.1f} ms",
-        f"  communication     {timeline.communication_seconds * 1e3:>10,.1f} ms, of which "
-        f"{timeline.exposed_seconds * 1e3:,.1f} ms ({timeline.exposed_share:.1%}) are exposed",
-    ]
-    if tokens:
-        lines.append(f"  tokens/s, device  {tokens / timeline.step_seconds:>10,.0f}")
-    exposed = [each for each in timeline.exchanges if each.exposed > 0.01 * timeline.exposed_seconds]
-    for each in exposed[:MAX_EXPOSED_LINES]:
-        lines.append(
-            f"  exposed {each.exposed * 1e3:>9,.1f} ms   {each.kind}, {each.runs:,.0f} a step, beside "
-            f"{each.matmuls} products: {each.source.rpartition('shard_map/')[2] or each.name}"
-        )
-    return lines

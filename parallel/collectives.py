@@ -119,20 +119,32 @@ class CallCounts(NamedTuple):
     others: int
 
 
+class Sent(NamedTuple):
+    """An array that pipeline stages send.
+
+    Attributes:
+        leaf: Its per-device shape and dtype.
+        times: How often it is sent.
+    """
+
+    leaf: jax.ShapeDtypeStruct
+    times: int
+
+
 class StepCounts(NamedTuple):
     """The inputs of a strategy's cost other than the plan: the calls of the model, and its own collectives.
 
     Attributes:
         calls: The calls of the parts of the model in a step.
         own: The model's own collectives in one step, unmerged.
-        sent: The per-device arrays that a pipeline stage sends at every tick, up and down, by shape and dtype.
+        sent: The per-device arrays that pipeline stages send in one run of the timetable, up and down.
         metrics: The number of sums in the model's own metrics, two for each, which are reduced with the loss.
         unread: For each parameter of blocks, by path, the number of a block's backward calls that do not read it.
     """
 
     calls: CallCounts
     own: tuple[Collective, ...] = ()
-    sent: tuple[jax.ShapeDtypeStruct, ...] = ()
+    sent: tuple[Sent, ...] = ()
     metrics: int = 0
     unread: Mapping[str, int] = MappingProxyType({})
 

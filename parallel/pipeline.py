@@ -158,7 +158,7 @@ def _dim(layout: TensorLayout) -> int | None:
 
 
 def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
-    """Returns the permutes of every tick, and a gather and a scatter for each split parameter outside the blocks."""
+    """Returns the permutes of all ticks, and a gather and a scatter for each split parameter outside the blocks."""
     lines, summed = [], plan.options.precision.reduce
     for row, used in zip(plan.table.rows, plan.used_table.rows, strict=True):
         if not in_blocks(row.path) and _dim(row.layout) is not None:
@@ -168,9 +168,10 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
                 lines.append(Collective("reduce-scatter", (AXIS,), 1, elements * wire_bytes(summed, platform)))
     if plan.pipeline is None:
         return lines
-    ticks = plan.options.accumulate * len(plan.pipeline.timetable.entries.kind)
-    sizes = [leaf.size * wire_bytes(leaf.dtype, platform) for leaf in counts.sent]
-    return [*lines, Collective("collective-permute", (AXIS,), ticks * len(sizes), ticks * sum(sizes))]
+    for leaf, times in counts.sent:
+        one = Collective("collective-permute", (AXIS,), 1, leaf.size * wire_bytes(leaf.dtype, platform))
+        lines.append(one.times(times * plan.options.accumulate))
+    return lines
 
 
 def make_pipeline(config: PipelineConfig, num_blocks: int) -> Pipeline:

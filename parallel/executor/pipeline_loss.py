@@ -27,19 +27,20 @@ from math import gcd
 from typing import Any
 
 import jax
-from jax import Array, lax
+from jax import Array
 
 from ..blocks.differentiable import split_differentiable
 from ..blocks.forward import Kept, LocalLoss, keep_for_step, make_carriers
 from ..blocks.model_parts import ModelParts, make_parts, on_activations
+from ..collectives import Sent
 from ..model import Activations, Batch, BlockModel, Params
 from ..model.loss_sums import LossSums
 from ..plan import ShardingPlan
 from ..schedule.builders import forwards_only
 from ..schedule.schedule_table import Kind
-from ..schedule.timetable import Entry, Pipeline, Timetable, make_timetable
+from ..schedule.timetable import Pipeline, Timetable, make_timetable
 from .stage import Inputs, Stage, State
-from .tick import Message, Tick, exchange, take
+from .tick import Message, Tick, count_sends, run_ticks, take
 
 
 def pipeline_loss(model: BlockModel, plan: ShardingPlan) -> LocalLoss:
@@ -74,24 +75,31 @@ def _forward_timetable(pipeline: Pipeline, batch: Batch) -> Timetable:
     return make_timetable(schedule, pipeline.stages)
 
 
-def sent_at_a_tick(
-    model: BlockModel, plan: ShardingPlan, microbatch: Mapping[str, jax.ShapeDtypeStruct]
-) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Returns the per-device arrays that a stage sends at every tick: activations up, and gradients down.
+def sent_in_a_step(
+    model: BlockModel, plan: ShardingPlan, microbatch: Mapping[str, jax.ShapeDtypeStruct], platform: str
+) -> tuple[Sent, ...]:
+    """Returns the per-device arrays that stages send, activations up and gradients down, for one run of the timetable.
 
     Args:
         model: The model, split over the axes inside it.
         plan: A plan with a pipeline, and the options of the step.
         microbatch: The per-device shapes of one microbatch.
+        platform: Where the step runs; it determines whether all neighbors exchange messages in each tick, see
+            `run_ticks`.
     """
     assert plan.pipeline is not None
+    timetable = plan.pipeline.timetable
 
     def shapes(_: Params, x: Activations) -> Activations:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), x)
 
     differentiable, others = split_differentiable(on_activations(shapes, model, plan, microbatch))
-    down = [*differentiable, *others] if plan.pipeline.timetable.both_ways else differentiable
-    return tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in (*differentiable, *others, *down))
+    messages = [*differentiable, *others], [*differentiable, *(others if timetable.both_ways else [])]
+    return tuple(
+        Sent(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), times)
+        for message, times in zip(messages, count_sends(timetable, platform), strict=True)
+        for leaf in message
+    )
 
 
 def run_gradients(
@@ -111,10 +119,9 @@ def run_gradients(
     """
     stage = Stage(parts, timetable, inputs, axes)
 
-    def run(state: State, entry: Entry) -> tuple[State, None]:
-        tick = Tick(entry, timetable)
+    def run(tick: Tick, state: State) -> tuple[State, Message]:
         inbox, residuals, deferred, gradients, sums = state
-        message = stage.embed(tick, take(inbox, entry.reads))
+        message = stage.embed(tick, take(inbox, tick.entry.reads))
         if timetable.recomputes:
             message, _ = stage.forward(tick, Kind.FORWARD, message, ())
             message, residuals = stage.recompute(tick, message, residuals)
@@ -124,10 +131,9 @@ def run_gradients(
         message, deferred = stage.backward_input(tick, message, residuals, deferred)
         gradients = stage.backward_weight(tick, residuals, deferred, gradients)
         message, gradients = stage.embed_backward(tick, message, gradients)
-        inbox = exchange(timetable, entry, inbox, message)
-        return State(inbox, residuals, deferred, gradients, sums), None
+        return State(inbox, residuals, deferred, gradients, sums), message
 
-    state, _ = lax.scan(run, stage.start(), stage.entries())
+    state = run_ticks(timetable, stage.entries(), run, stage.start())
     return state.gradients, state.sums
 
 
@@ -139,12 +145,11 @@ def run_forward(parts: ModelParts, timetable: Timetable, inputs: Inputs, *, axes
     """
     stage = Stage(parts, timetable, inputs, axes)
 
-    def run(state: tuple[Message, LossSums], entry: Entry) -> tuple[Any, None]:
-        tick = Tick(entry, timetable)
-        inbox, sums = state
-        message, _ = stage.forward(tick, Kind.FORWARD, stage.embed(tick, take(inbox, entry.reads)), ())
-        message, sums = stage.head_forward(tick, message, sums)
-        return (exchange(timetable, entry, inbox, message), sums), None
+    def run(tick: Tick, state: State) -> tuple[State, Message]:
+        message = stage.embed(tick, take(state.inbox, tick.entry.reads))
+        message, _ = stage.forward(tick, Kind.FORWARD, message, ())
+        message, sums = stage.head_forward(tick, message, state.sums)
+        return state._replace(sums=sums), message
 
-    (_, sums), _ = lax.scan(run, (stage.new_inbox(), stage.no_sums()), stage.entries())
-    return sums
+    state = State(stage.new_inbox(), (), (), {}, stage.no_sums())
+    return run_ticks(timetable, stage.entries(), run, state).sums

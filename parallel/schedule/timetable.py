@@ -44,6 +44,7 @@ class Entry(NamedTuple):
         from_below: Slot of the inbox for what arrives from the stage before at the end of this tick.
         from_above: Slot of the inbox for what arrives from the next stage.
         from_self: Slot of the inbox for the stage's own result.
+        sends: Index into `Timetable.sends`; the same on all stages.
     """
 
     kind: Integers
@@ -59,6 +60,19 @@ class Entry(NamedTuple):
     from_below: Integers
     from_above: Integers
     from_self: Integers
+    sends: Integers
+
+
+class Sends(NamedTuple):
+    """The stages that exchange a message at the end of a tick, as pairs (from, to).
+
+    Attributes:
+        up: The pairs of messages to the next stage.
+        down: The pairs of messages to the stage before.
+    """
+
+    up: tuple[tuple[int, int], ...]
+    down: tuple[tuple[int, int], ...]
 
 
 class Timetable(NamedTuple):
@@ -72,8 +86,8 @@ class Timetable(NamedTuple):
         blocks_per_slot: Blocks of the largest virtual stage.
         stored_blocks: Blocks stored on each stage, for all its chunks.
         microbatches: M.
-        up: (from, to) of the messages that go up the stages, one pair for each sending stage.
-        down: (from, to) of the messages that go down.
+        neighbors: All pairs of neighbors that ever exchange messages.
+        sends: The different exchanges that end a tick.
         both_ways: Whether activations and gradients travel in both directions, and not each in one alone.
         recomputes: Whether forwards are recomputed, and leave no residuals the first time.
     """
@@ -85,8 +99,8 @@ class Timetable(NamedTuple):
     blocks_per_slot: int
     stored_blocks: int
     microbatches: int
-    up: tuple[tuple[int, int], ...]
-    down: tuple[tuple[int, int], ...]
+    neighbors: Sends
+    sends: tuple[Sends, ...]
     both_ways: bool
     recomputes: bool
 
@@ -129,6 +143,7 @@ def make_timetable(schedule: Schedule, stages: Stages) -> Timetable:
     inbox = _place_messages(table, list(_messages(schedule, when)))
     residuals = _place_held(table.residuals, when, (Kind.RECOMPUTE, Kind.FORWARD))
     deferred = _place_held(table.deferred, when, (Kind.BACKWARD_INPUT,))
+    sends = _place_sends(table, unread=inbox - 1)
     num, wraps = schedule.stages, schedule.placement == "loop" and schedule.chunks > 1
     up = tuple((stage, (stage + 1) % num) for stage in range(num if wraps else num - 1))
     return Timetable(
@@ -139,8 +154,8 @@ def make_timetable(schedule: Schedule, stages: Stages) -> Timetable:
         blocks_per_slot=stages.slots,
         stored_blocks=stages.slots * stages.chunks,
         microbatches=schedule.microbatches,
-        up=up,
-        down=tuple((target, source) for source, target in up),
+        neighbors=Sends(up, tuple((target, source) for source, target in up)),
+        sends=sends,
         both_ways=schedule.placement == "v",
         recomputes=any(action.kind == Kind.RECOMPUTE for _, action in when),
     )
@@ -196,6 +211,16 @@ def _place_messages(table: Entry, messages: list[_Message]) -> int:
     return count + 1
 
 
+def _place_sends(table: Entry, unread: int) -> tuple[Sends, ...]:
+    """Writes the index of each tick's exchange into the table, and returns the different exchanges."""
+    num, found = table.kind.shape[1], dict[Sends, int]()
+    for tick, (from_below, from_above) in enumerate(zip(table.from_below, table.from_above, strict=True)):
+        up, down = (np.flatnonzero(slots != unread).tolist() for slots in (from_below, from_above))
+        sends = Sends(tuple(((to - 1) % num, to) for to in up), tuple(((to + 1) % num, to) for to in down))
+        table.sends[tick] = found.setdefault(sends, len(found))
+    return tuple(found)
+
+
 def _place_held(slots_of: np.ndarray, when: dict[tuple[int, Action], int], makers: tuple[Kind, ...]) -> int:
     """Gives slots to what one action leaves for those up to W, and returns their number.
 
@@ -244,6 +269,11 @@ def allocate(lives: Iterable[tuple[int, int, int]]) -> list[int]:
         slots[index] = heappop(spare)
         heappush(ends, (stop, slots[index]))
     return slots
+
+
+def count_actions(timetable: Timetable) -> dict[Kind, int]:
+    """Counts the actions of each kind on the stage with the most of them."""
+    return {kind: int((timetable.entries.kind == kind).sum(axis=0).max()) for kind in Kind}
 
 
 def count_turns(timetable: Timetable) -> dict[str, int]:

@@ -20,7 +20,7 @@ from ..blocks.backward_gathers import find_backward_all_to_alls, find_backward_g
 from ..blocks.model_parts import recomputes_output
 from ..blocks.prefetch import prefetches_blocks
 from ..collectives import CallCounts, Collective, StepCounts
-from ..executor.pipeline_loss import sent_at_a_tick
+from ..executor.pipeline_loss import sent_in_a_step
 from ..model import AbstractBatch, Batch, BlockModel, Model, Params, fold_block, has_state
 from ..model.loss_sums import as_sums
 from ..options import cast_floats, cast_inputs
@@ -83,7 +83,7 @@ def step_counts(
     if batch is None and model.traffic is None and pipeline is None:
         return StepCounts(calls, unread=_unread(model, plan, calls, None, platform))
     shapes = _microbatch(plan, batch)
-    sent = sent_at_a_tick(model, plan, shapes) if pipeline else ()
+    sent = sent_in_a_step(model, plan, shapes, platform) if pipeline else ()
     own = tuple(_model_collectives(model, plan, calls, shapes, platform))
     return StepCounts(calls, own, sent, unread=_unread(model, plan, calls, shapes, platform))
 

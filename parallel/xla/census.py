@@ -126,7 +126,7 @@ _CALLED = re.compile(rf"({'|'.join(_ROLES)})=(\{{[^}}]*\}}|%?[\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _TURNS = re.compile(r"\bturns_(\d+)_of_(\d+)\b")
 _BRANCHES = ("branch_computations", "true_computation", "false_computation")
-_BRANCH_TURNS = re.compile(r"\bturns_(\d+)_of_(\d+)/(?:cond|branch\w*)\"")
+_BRANCH_TURNS = re.compile(r"\bturns_([\d_]+)_of_(\d+)/(?:cond|branch\w*)\"")
 
 
 class Call(NamedTuple):
@@ -164,12 +164,11 @@ def calls_of(instruction: str) -> Iterator[Call]:
         return
     trips, turns, branch = (each.search(instruction) for each in (_TRIPS, _TURNS, _BRANCH_TURNS))
     for role, names in _CALLED.findall(instruction):
-        times = Fraction(1)
+        called, times = re.findall(r"[\w.\-]+", names), [Fraction(1)]
         if role == "body" and trips:
-            times = Fraction(int(trips.group(1)))
+            times = [Fraction(int(trips.group(1)))]
         elif role == "body" and turns:
-            times = Fraction(int(turns.group(1)), int(turns.group(2)))
+            times = [Fraction(int(turns.group(1)), int(turns.group(2)))]
         elif role in _BRANCHES and branch:
-            times = Fraction(int(branch.group(1)), int(branch.group(2)))
-        for name in re.findall(r"[\w.\-]+", names):
-            yield Call(name, times)
+            times = [Fraction(int(count), int(branch.group(2))) for count in branch.group(1).split("_")]
+        yield from map(Call, called, times * (len(called) if len(times) == 1 else 1))

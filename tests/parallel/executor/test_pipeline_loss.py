@@ -7,8 +7,9 @@ import jax
 import optax
 import pytest
 from spmdkit.parallel import Precision, build_step, lay_out
-from spmdkit.parallel.executor.pipeline_loss import sent_at_a_tick
+from spmdkit.parallel.executor.pipeline_loss import sent_in_a_step
 from spmdkit.parallel.pipeline import PipelineConfig
+from spmdkit.parallel.schedule.schedule_table import Kind
 from support import toy
 from support.verification import BLOCK_MODEL
 
@@ -24,8 +25,22 @@ def plan(schedule="1f1b", size=3):
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 def test_activations_of_a_microbatch_go_up_and_their_gradient_down(compute):
-    sent = sent_at_a_tick(BLOCK_MODEL, toy.with_options(plan(), precision=Precision(compute=compute)), SHAPES)
-    assert [(leaf.shape, leaf.dtype) for leaf in sent] == [((MICROBATCH_ROWS, toy.LENGTH, toy.WIDTH), compute)] * 2
+    sent = sent_in_a_step(BLOCK_MODEL, toy.with_options(plan(), precision=Precision(compute=compute)), SHAPES, "cpu")
+    ticks = plan().pipeline.schedule.num_ticks
+    expected = ((MICROBATCH_ROWS, toy.LENGTH, toy.WIDTH), compute, ticks)
+    assert [(leaf.shape, leaf.dtype, times) for leaf, times in sent] == [expected] * 2
+
+
+def test_gpus_send_only_what_is_read():
+    """6 microbatches on 3 stages: the steady ticks of 1f1b, three for each microbatch, send up in two of three."""
+    schedule = plan().pipeline.schedule
+    up, down = sent_in_a_step(BLOCK_MODEL, plan(), SHAPES, "cuda")
+
+    def ticks(kind, stages):
+        return len({tick for tick, stage, action in schedule.actions() if action.kind == kind and stage in stages})
+
+    assert (up.times, down.times) == (ticks(Kind.FORWARD, (0, 1)), ticks(Kind.BACKWARD_INPUT, (1, 2)))
+    assert max(up.times, down.times) < schedule.num_ticks
 
 
 def test_only_gradients_travel_down():
@@ -36,7 +51,7 @@ def test_only_gradients_travel_down():
         block=lambda params, x, key: {**x, "x": BLOCK_MODEL.block(params, x["x"], key)},
         head=lambda groups, x, batch, key: BLOCK_MODEL.head(groups, x["x"], batch, key),
     )
-    sent = sent_at_a_tick(carrying, plan(), SHAPES)
+    sent = [leaf for leaf, _ in sent_in_a_step(carrying, plan(), SHAPES, "cpu")]
     assert [leaf.dtype for leaf in sent] == ["float32", "int32", "float32"]
     assert sent[1].shape == (MICROBATCH_ROWS,)
 

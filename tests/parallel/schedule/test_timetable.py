@@ -58,12 +58,15 @@ class Devices:
             self.done.append((here, microbatch))
         return None
 
-    def run(self):
+    def run(self, *, exactly=False):
+        """Runs all ticks; all neighbors exchange messages or, exactly, those whose messages are read."""
         for tick in range(self.schedule.num_ticks):
             entries = [entry(self.table, tick, stage) for stage in range(self.schedule.stages)]
             made = [self.act(stage, at) for stage, at in enumerate(entries)]
-            arrived = {target: made[source] for source, target in self.table.up}
-            descended = {target: made[source] for source, target in self.table.down}
+            assert len({at.sends for at in entries}) == 1
+            sends = self.table.sends[entries[0].sends] if exactly else self.table.neighbors
+            arrived = {target: made[source] for source, target in sends.up}
+            descended = {target: made[source] for source, target in sends.down}
             for stage, at in enumerate(entries):
                 self.inbox[stage][at.from_below] = arrived.get(stage)
                 self.inbox[stage][at.from_above] = descended.get(stage)
@@ -75,8 +78,18 @@ class Devices:
 @pytest.mark.parametrize(("name", "stages", "microbatches", "recompute"), CASES)
 def test_every_action_finds_what_it_needs(name, stages, microbatches, recompute):
     schedule, table = timetable(name, stages, microbatches, recompute)
-    done = Devices(schedule, table).run()
-    assert sorted(done) == list(itertools.product(range(schedule.num_virtual_stages), range(microbatches)))
+    for exactly in (False, True):
+        done = Devices(schedule, table).run(exactly=exactly)
+        assert sorted(done) == list(itertools.product(range(schedule.num_virtual_stages), range(microbatches)))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_sends_each_message_once(name):
+    schedule, table = timetable(name, 4, 9)
+    sent = [table.sends[index] for index in table.entries.sends[:, 0]]
+    between = schedule.num_virtual_stages - 1
+    turn = schedule.placement == "v"  # the last stage keeps the message of its own two virtual stages
+    assert sum(len(pair) for sends in sent for pair in sends) == 2 * 9 * (between - turn)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -74,7 +74,7 @@ def test_on_simulated_devices_every_hop_is_an_all_to_all_of_its_group(name):
     for axes, line in permuted.items():
         size = step.plan.mesh.axis_size(*axes)
         assert (sent[axes].count, sent[axes].bytes) == (line.count, line.bytes * size)
-    assert along(here, "collective-permute", pipe=True) == along(there, "collective-permute", pipe=True)
+    assert along(here, "collective-permute", pipe=True).keys() == along(there, "collective-permute", pipe=True).keys()
 
 
 def test_notes_list_program_differences():

@@ -50,7 +50,7 @@ from jax import Array, lax
 
 from ..layouts.paths import in_blocks
 from ..layouts.tensor_layout import TensorLayout, split_further
-from .collectives import Collective, StepCounts, wire_bytes
+from .collectives import Collective, StepCounts, varying_zeros, wire_bytes
 from .options import Precision, cast_float, check_options
 from .plan import MeshPlan, Parameter, ShardingPlan, as_stored, splits_nothing, summed_elsewhere, unchanged
 
@@ -146,24 +146,46 @@ def attach(params: Any, whole: Any, layouts: Any, axes: tuple[str, ...], precisi
     """Connects gathered parameters to their shards, so that gradients of `whole` flow back to `params`.
 
     Args:
-        params: Per-device parameters, as given to `gather`; None in place of frozen ones.
+        params: Per-device parameters, as given to `gather`, or `whole_carriers`; None in place of frozen ones.
         whole: The result of `gather` for all of them.
         layouts: The parameters' `TensorLayout`s.
         axes: The mesh axes that are gathered over.
         precision: The dtype of the reduce-scatter, and the parameters' own.
 
     Returns:
-        `whole`, with gradients that are reduce-scattered in the reduce dtype along every gathered dim. A parameter that
-        is whole on every device is only cast, and differentiated by autodiff.
+        `whole`, with gradients that are reduce-scattered in the reduce dtype along every gathered dim, except those of
+        whole carriers. A parameter that is whole on every device is only cast, and differentiated by autodiff.
     """
 
     def connect(value: Array, shard: Array | None, layout: TensorLayout) -> Array:
         if shard is None:
             return value
         dims = _gathered_dims(layout, axes)
-        return _attach(shard, value, dims, precision) if dims else cast_float(shard, precision.compute)
+        if not dims:
+            return cast_float(shard, precision.compute)
+        return _attach(shard, value, dims if shard.shape != value.shape else (), precision)
 
     return jax.tree.map(connect, whole, params, layouts)
+
+
+def whole_carriers(params: Any, layouts: Any, axes: tuple[str, ...]) -> Any:
+    """Returns the variables of a backward pass whose gradients stay whole: zeros in place of each gathered parameter.
+
+    Only the gradient of such a carrier is used, never its value. A parameter that is whole is its own carrier.
+
+    Args:
+        params: The per-device parameters; None in place of frozen ones.
+        layouts: Their `TensorLayout`s, of the trained ones only.
+        axes: The mesh axes that are gathered over.
+    """
+
+    def carrier(shard: Array, layout: TensorLayout) -> Array:
+        dims, shape = _gathered_dims(layout, axes), list(shard.shape)
+        for dim, names in dims:
+            shape[dim] *= prod(layout.mesh.axis_size(name) for name in names)
+        return varying_zeros(tuple(shape), shard.dtype, like=shard) if dims else shard
+
+    return jax.tree.map(carrier, params, layouts)
 
 
 def scatter(gradients: Any, layouts: Any, axes: tuple[str, ...], precision: Precision) -> Any:
@@ -218,7 +240,7 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
     """Returns the gathers and reduce-scatters of one step, one for each dim that is split over gathered axes.
 
     Blocks are gathered again for each call that reads them, unless they are kept for the step. Every gradient is
-    scattered.
+    scattered, unless a pipeline adds them up first.
     """
     axes, precision, calls = plan.gather_axes, plan.options.precision, counts.calls
     lines = []
@@ -230,14 +252,18 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
             gathers = calls.block + calls.block_again + calls.block_backward - counts.unread.get(row.path, 0)
             stack = 1
         scatters = calls.block_weight if in_block else calls.group_gradients.get(group, calls.others)
-        scatters = 0 if row.path in plan.frozen else scatters
+        pieces = scatters
+        if plan.scatters_once:
+            scatters, pieces = plan.options.accumulate, plan.options.accumulate * (calls.rows if in_block else 1)
+        if row.path in plan.frozen:
+            scatters = pieces = 0
         computed, summed = (
             wire_bytes(_dtype(row.dtype, dtype), platform) for dtype in (precision.compute, precision.reduce)
         )
         for names, elements in _gathered_sizes(row.layout, row.shape, axes, first=int(in_block)):
             lines.append(Collective("all-gather", names, gathers, gathers * stack * elements * computed))
         for names, elements in _gathered_sizes(gradient.layout, row.shape, axes, first=int(in_block)):
-            lines.append(Collective("reduce-scatter", names, scatters, scatters * elements * summed))
+            lines.append(Collective("reduce-scatter", names, scatters, pieces * elements * summed))
     return lines
 
 

@@ -23,8 +23,10 @@ B and W, and `executor/pipeline_loss.py` runs the ticks: all stages run one prog
    head runs on that of the last, forward and backward in its B. Each stage has the gradients of what it ran, and zeros
    for the rest; one all-reduce over `pipe`, together with the loss, adds them up. A table that both share needs nothing
    more.
-4. Parameters of blocks are gathered (FSDP) in every F, R and B and their gradients scattered in every W, M times a
-   step; `strategy.fsdp.keep: step` gathers once.
+4. FSDP gathers the parameters of a block in every F, R and B: 2 M or 3 M times a step, or once with
+   `strategy.fsdp.keep: step`. A stage adds up whole gradients in the parameters' dtype, 4 bytes for each parameter of
+   its blocks, embedding and head, and FSDP scatters them once a step. With `scatter: microbatch` it keeps only shards,
+   and FSDP scatters them M times: in every W, and in every B of the embedding and the head.
 5. With `embed_and_head: split`, a stage stores a part of what is outside the blocks, and has the whole for a step:
 
        before    W[V, D] = all-gather over pipe of W[V_pipe, D]             in the parameters' dtype, once a step
@@ -84,6 +86,9 @@ class PipelineConfig:
     """Layers of each of the S x V pieces, in the order of the model; () = as even as possible."""
     embed_and_head: Literal["whole", "split"] = "whole"
     """Whether each stage stores embedding and head whole, or split over the stages and gathered in each step."""
+    scatter: Literal["step", "microbatch"] = "step"
+    """When FSDP reduce-scatters the gradients of a stage: once per step, which needs memory for them whole, or after
+    each microbatch."""
     recompute: bool = False
     """Whether a stage keeps only its input for backward, and recomputes the rest."""
 

@@ -89,6 +89,11 @@ class MeshPlan:
         return self.zero == 2 or getattr(self.configs.get("fsdp"), "keep", "block") == "step"
 
     @property
+    def scatters_once(self) -> bool:
+        """True if a pipeline sums whole gradients over its microbatches, and FSDP scatters them once."""
+        return self.zero != 2 and self.in_force("pipe", "scatter", "microbatch") == "step"
+
+    @property
     def summed_axes(self) -> tuple[str, ...]:
         """The axes over which every step sums gradients: the manual ones, except `data` under local steps."""
         return tuple(axis for axis in self.manual_axes if not (self.local_steps and axis == "data"))

@@ -36,7 +36,8 @@ def gathered_block(
     `shards` is reduce-scattered to the layout in the plan.
 
         shards: The trained parameters; None in place of the frozen ones.
-        kept: All parameters, whole, if the plan keeps them; otherwise the shards of the frozen ones, or None.
+        kept: All parameters, whole, if the plan keeps them; otherwise the shards of the frozen ones, or None. If
+            gradients stay whole (`shards` are `fsdp.whole_carriers`), the shards of all.
 
     Args:
         model: The model, split over the axes inside it.
@@ -50,7 +51,7 @@ def gathered_block(
     def block(x: Activations, shards: Params, kept: Params | None, key: Array | None) -> Activations:
         if reduces_in_backward(plan):
             shards = sum_in_backward(shards, trained, plan.summed_axes, precision.reduce)
-        shards_of_all = shards if kept is None else join(shards, kept)
+        shards_of_all = shards if kept is None else join(kept, shards)
         whole = kept if plan.keeps_blocks else gather(shards_of_all, stored, axes, precision)
         params = attach(shards, whole, reduced, axes, precision)
         if orders_loops:

@@ -29,10 +29,12 @@ from typing import Any
 import jax
 from jax import Array
 
+from ...layouts.paths import join
 from ..blocks.differentiable import split_differentiable
 from ..blocks.forward import Kept, LocalLoss, keep_for_step, make_carriers
 from ..blocks.model_parts import ModelParts, make_parts, on_activations
 from ..collectives import Sent
+from ..fsdp import scatter, whole_carriers
 from ..model import Activations, Batch, BlockModel, Params
 from ..model.loss_sums import LossSums
 from ..plan import ShardingPlan
@@ -61,8 +63,14 @@ def pipeline_loss(model: BlockModel, plan: ShardingPlan) -> LocalLoss:
     def differentiate(
         shards: Params, kept: Kept, batch: Batch, key: Array | None, state: Any, scale: Array | None
     ) -> tuple[LossSums, Params]:
+        layouts, precision = plan.trained.gradient_table.layouts, plan.options.precision
+        if plan.scatters_once:
+            kept = kept if plan.keeps_blocks else {**kept, "blocks": join(kept["blocks"], shards["blocks"])}
+            shards = whole_carriers(shards, layouts, plan.gather_axes)
         inputs = Inputs(shards, kept, batch, key, scale)
         gradients, sums = run_gradients(parts, pipeline.timetable, inputs, axes=plan.manual_axes)
+        if plan.scatters_once:
+            gradients = scatter(gradients, layouts, plan.gather_axes, precision)
         return sums, gradients
 
     return LocalLoss(keep_for_step(plan), make_carriers(plan), loss, differentiate)

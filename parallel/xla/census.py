@@ -37,21 +37,25 @@ def census(compiled_text: str, mesh: DeviceMesh) -> tuple[Collective, ...]:
         One line for each kind and set of axes: the axes along which the members of a group differ.
     """
     computations, entry = computations_of(compiled_text)
-    lines: list[Collective] = []
+    totals: dict[tuple[str, tuple[str, ...]], tuple[Fraction, Fraction]] = {}
     pending = [Call(entry, Fraction(1))]
     while pending:
         name, times = pending.pop()
         for instruction in computations.get(name, ()):
             found = collective_of(instruction)
-            if found:
-                assert times.denominator == 1, f"{instruction} runs {times} times"
-                lines.extend(_collective(found, instruction, mesh, int(times)))
+            if found:  # a loop that XLA unrolled has copies of it, each of which runs in some turns: add the shares
+                for line in _collective(found, instruction, mesh):
+                    count, size = totals.get((line.kind, line.axes), (Fraction(0), Fraction(0)))
+                    totals[line.kind, line.axes] = (count + times, size + times * line.bytes)
             else:
                 pending.extend(Call(call.name, call.times * times) for call in calls_of(instruction))
-    return merge(lines)
+    odd = [f"{kind} over {axes} runs {count} times" for (kind, axes), (count, _) in totals.items() if count % 1]
+    assert not odd, odd
+    return merge(Collective(kind, axes, int(count), int(size)) for (kind, axes), (count, size) in totals.items())
 
 
-def _collective(found: re.Match[str], instruction: str, mesh: DeviceMesh, times: int) -> Iterator[Collective]:
+def _collective(found: re.Match[str], instruction: str, mesh: DeviceMesh) -> Iterator[Collective]:
+    """Yields one run of a collective; nothing if its groups have one member."""
     result, kind, start = found.groups()
     groups = replica_groups(instruction, mesh.size)
     if max(map(len, groups)) < 2:
@@ -60,7 +64,7 @@ def _collective(found: re.Match[str], instruction: str, mesh: DeviceMesh, times:
     if start and kind != "all-reduce" and len(sizes) > 1:
         sizes = sizes[len(sizes) // 2 :]  # an asynchronous start returns (operands, results, ...)
     total = sum(sizes) * (len(groups[0]) if kind == "reduce-scatter" else 1)
-    yield Collective(kind, _axes(groups, mesh), times, total * times)
+    yield Collective(kind, _axes(groups, mesh), 1, total)
 
 
 def _bytes(dtype: str) -> int:

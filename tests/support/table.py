@@ -130,6 +130,8 @@ def pipelines():
     yield Row("pipe-dots", "transformer", {"pipe": options("pipe", 2), "context": 2}, remat="dots", dropout=0.1)
     kept = FSDPConfig(size=2, floor_bytes=FLOOR, keep="step")
     yield Row("pipe-keep-step", "transformer", {"pipe": options("pipe", 4), "fsdp": kept})
+    each = PipelineConfig(size=2, microbatches=4, scatter="microbatch")
+    yield Row("pipe-scatter-microbatch", "transformer", {"pipe": each, "fsdp": options("fsdp", 2), "tensor": 2})
     ring = TensorConfig(size=2, collective_matmul=True)
     yield Row(
         "pipe-tensor-ring", "transformer", {"pipe": options("pipe", 2), "tensor": ring, "fsdp": options("fsdp", 2)}

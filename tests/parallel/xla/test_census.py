@@ -128,7 +128,7 @@ def test_reads_kinds_and_bytes(line, kind, size):
         ("%i = f32[] conditional(%p), branch_computations={%one, %two}", [("one", 1), ("two", 1)]),
         ("%i = f32[] conditional(%p), true_computation=%t, false_computation=%f", [("t", 1), ("f", 1)]),
         (
-            '%i = () conditional(%p), branch_computations={%a, %b, %c}, metadata={op_name="x/do.turns_1_6_0_of_8/cond"}',
+            '%i = () conditional(%p), branch_computations={%a, %b, %c}, metadata={op_name="turns_1_6_0_of_8/cond"}',
             [("a", Fraction(1, 8)), ("b", Fraction(6, 8)), ("c", 0)],
         ),
         ("%a = f32[] add(%x, %y)", []),

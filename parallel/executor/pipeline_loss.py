@@ -27,7 +27,7 @@ from math import gcd
 from typing import Any
 
 import jax
-from jax import Array
+from jax import Array, lax
 
 from ...layouts.paths import join
 from ..blocks.differentiable import split_differentiable
@@ -40,9 +40,9 @@ from ..model.loss_sums import LossSums
 from ..plan import ShardingPlan
 from ..schedule.builders import forwards_only
 from ..schedule.schedule_table import Kind
-from ..schedule.timetable import Pipeline, Timetable, make_timetable
+from ..schedule.timetable import Entry, Pipeline, Timetable, make_timetable
 from .stage import Inputs, Stage, State
-from .tick import Message, Tick, count_sends, run_ticks, take
+from .tick import Message, Tick, count_sends, exchange, take
 
 
 def pipeline_loss(model: BlockModel, plan: ShardingPlan) -> LocalLoss:
@@ -127,9 +127,10 @@ def run_gradients(
     """
     stage = Stage(parts, timetable, inputs, axes)
 
-    def run(tick: Tick, state: State) -> tuple[State, Message]:
+    def run(state: State, entry: Entry) -> tuple[State, None]:
+        tick = Tick(entry, timetable)
         inbox, residuals, deferred, gradients, sums = state
-        message = stage.embed(tick, take(inbox, tick.entry.reads))
+        message = stage.embed(tick, take(inbox, entry.reads))
         if timetable.recomputes:
             message, _ = stage.forward(tick, Kind.FORWARD, message, ())
             message, residuals = stage.recompute(tick, message, residuals)
@@ -139,9 +140,10 @@ def run_gradients(
         message, deferred = stage.backward_input(tick, message, residuals, deferred)
         gradients = stage.backward_weight(tick, residuals, deferred, gradients)
         message, gradients = stage.embed_backward(tick, message, gradients)
-        return State(inbox, residuals, deferred, gradients, sums), message
+        inbox = exchange(timetable, entry, inbox, message)
+        return State(inbox, residuals, deferred, gradients, sums), None
 
-    state = run_ticks(timetable, stage.entries(), run, stage.start())
+    state, _ = lax.scan(run, stage.start(), stage.entries())
     return state.gradients, state.sums
 
 
@@ -153,11 +155,12 @@ def run_forward(parts: ModelParts, timetable: Timetable, inputs: Inputs, *, axes
     """
     stage = Stage(parts, timetable, inputs, axes)
 
-    def run(tick: Tick, state: State) -> tuple[State, Message]:
-        message = stage.embed(tick, take(state.inbox, tick.entry.reads))
-        message, _ = stage.forward(tick, Kind.FORWARD, message, ())
-        message, sums = stage.head_forward(tick, message, state.sums)
-        return state._replace(sums=sums), message
+    def run(state: tuple[Message, LossSums], entry: Entry) -> tuple[Any, None]:
+        tick = Tick(entry, timetable)
+        inbox, sums = state
+        message, _ = stage.forward(tick, Kind.FORWARD, stage.embed(tick, take(inbox, entry.reads)), ())
+        message, sums = stage.head_forward(tick, message, sums)
+        return (exchange(timetable, entry, inbox, message), sums), None
 
-    state = State(stage.new_inbox(), (), (), {}, stage.no_sums())
-    return run_ticks(timetable, stage.entries(), run, state).sums
+    (_, sums), _ = lax.scan(run, (stage.new_inbox(), stage.no_sums()), stage.entries())
+    return sums

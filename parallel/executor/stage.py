@@ -134,7 +134,7 @@ class Stage:
             batch = self.microbatch(tick.wait(tick.entry.microbatch))
             return self.message(self.parts.embed(groups, self.whole, batch, self.key))
 
-        return tick.once("embed", (Kind.FORWARD, Kind.RECOMPUTE), tick.entry.embeds, run, message)
+        return tick.once("embed", tick.entry.embeds * tick.does(Kind.FORWARD, Kind.RECOMPUTE), run, message)
 
     def forward(self, tick: Tick, kind: Kind, message: Message, residuals: Held) -> tuple[Message, Held]:
         """Runs the blocks of the chunk; stores the residuals for backward, unless the buffer is empty."""
@@ -146,7 +146,7 @@ class Stage:
             y, new = self.block.forward(params, self.activations(x), extra)
             return self.message(y), put(residuals, slot + index, new) if residuals else residuals
 
-        return tick.each_block(kind.name.lower(), kind, run, (message, residuals))
+        return tick.each_block(kind.name.lower(), tick.does(kind), run, (message, residuals))
 
     def recompute(self, tick: Tick, message: Message, residuals: Held) -> tuple[Message, Held]:
         """Recomputes the residuals of the chunk's blocks; for a single block, without what only its output needs."""
@@ -159,7 +159,7 @@ class Stage:
             params, extra = self.layer(row, entry.block, tick)
             return put(residuals, entry.residuals, self.block.recompute(params, self.activations(x), extra))
 
-        return message, tick.once("recompute", (Kind.RECOMPUTE,), entry.num_blocks, run, residuals)
+        return message, tick.once("recompute", tick.does(Kind.RECOMPUTE) * entry.num_blocks, run, residuals)
 
     def head(self, tick: Tick, groups: Params, y: Message) -> LossSums:
         """Returns this device's share of the sums of one microbatch."""
@@ -174,7 +174,7 @@ class Stage:
             shares = self.head(tick, self.groups(self.parts.head_reads), y)
             return zeros_like_message(y), add(sums, jax.tree.map(self.vary, shares))
 
-        return tick.once("head_forward", (Kind.FORWARD,), tick.entry.heads, run, (message, sums))
+        return tick.once("head_forward", tick.entry.heads * tick.does(Kind.FORWARD), run, (message, sums))
 
     def head_backward(
         self, tick: Tick, message: Message, gradients: Params, sums: LossSums
@@ -194,7 +194,7 @@ class Stage:
             return dy, add(gradients, new_gradients), add(sums, jax.tree.map(self.vary, shares))
 
         carry = (message.differentiable, {name: gradients[name] for name in names}, sums)
-        dy, own, sums = tick.once("head_backward", (Kind.BACKWARD_INPUT,), tick.entry.heads, run, carry)
+        dy, own, sums = tick.once("head_backward", tick.entry.heads * tick.does(Kind.BACKWARD_INPUT), run, carry)
         return message._replace(differentiable=dy), {**gradients, **own}, sums
 
     def backward_input(self, tick: Tick, message: Message, residuals: Held, deferred: Held) -> tuple[Message, Held]:
@@ -211,7 +211,7 @@ class Stage:
             return list(map(self.vary, dx)), put(deferred, entry.deferred * blocks + index, new)
 
         carry = (message.differentiable, deferred)
-        dx, deferred = tick.each_block("backward_input", Kind.BACKWARD_INPUT, run, carry)
+        dx, deferred = tick.each_block("backward_input", tick.does(Kind.BACKWARD_INPUT), run, carry)
         return message._replace(differentiable=dx), deferred
 
     def backward_weight(self, tick: Tick, residuals: Held, deferred: Held, gradients: Params) -> Params:
@@ -227,8 +227,8 @@ class Stage:
             )
             return put(sums, row, add(take(sums, row), self.block.backward_weight(params, extra, *own)))
 
-        blocks = tick.each_block("backward_weight", Kind.BACKWARD_WEIGHT, run, gradients["blocks"])
-        return {**gradients, "blocks": blocks}
+        does = tick.does(Kind.BACKWARD_WEIGHT)
+        return {**gradients, "blocks": tick.each_block("backward_weight", does, run, gradients["blocks"])}
 
     def embed_backward(self, tick: Tick, message: Message, gradients: Params) -> tuple[Message, Params]:
         """Adds the gradient of the embedding, on the first virtual stage, which sends nothing on."""
@@ -244,7 +244,8 @@ class Stage:
             return zeros_like_message(dx), add(gradients, new)
 
         carry = (message, {name: gradients[name] for name in names})
-        message, own = tick.once("embed_backward", (Kind.BACKWARD_INPUT,), tick.entry.embeds, run, carry)
+        turns = tick.entry.embeds * tick.does(Kind.BACKWARD_INPUT)
+        message, own = tick.once("embed_backward", turns, run, carry)
         return message, {**gradients, **own}
 
     def message(self, x: Activations) -> Message:

@@ -11,14 +11,12 @@ from jax import Array, lax
 
 from ..pipeline import AXIS
 from ..schedule.schedule_table import Kind
-from ..schedule.timetable import Entry, Sends, Timetable, count_actions, count_turns
-from ..xla.optional_turns import Turns, run_in_conditional, run_in_loop, run_known, turns_scope
+from ..schedule.timetable import Entry, Sends, Timetable, count_turns
+from ..xla.optional_turns import Turns, run_turns, turns_scope
 from ..xla.ordered_collectives import order_after
 from ..xla.platform import TRICKS, by_platform
 
 _Carry = TypeVar("_Carry")
-_State = TypeVar("_State", bound=Any)
-"""A named tuple with an `inbox`."""
 
 
 class Tick:
@@ -29,18 +27,15 @@ class Tick:
     part waits for the clock (`xla/ordered_collectives.py`).
     """
 
-    def __init__(self, entry: Entry, timetable: Timetable, kind: Kind | None = None) -> None:
+    def __init__(self, entry: Entry, timetable: Timetable) -> None:
         """Starts the clock.
 
         Args:
             entry: The scalars of this stage.
             timetable: The timetable of the pipeline.
-            kind: The action, in a branch of its own: the parts of other actions are left out. None if the program
-                decides by `entry.kind` whether a part runs.
         """
-        self.entry, self.kind = entry, kind
-        self._ticks = len(timetable.entries.kind) if kind is None else count_actions(timetable)[kind]
-        self._totals = count_turns(timetable)
+        self.entry = entry
+        self._ticks, self._totals = len(timetable.entries.kind), count_turns(timetable)
         self._most, self._even = timetable.blocks_per_slot, is_even(timetable)
         self._clock = jnp.zeros((), jnp.int32)
 
@@ -48,45 +43,23 @@ class Tick:
         """Returns 1 if the action is of one of these kinds, otherwise 0."""
         return sum(((self.entry.kind == kind).astype(jnp.int32) for kind in kinds), jnp.zeros((), jnp.int32))
 
-    def each_block(self, part: str, kind: Kind, run: Callable[[Array, _Carry], _Carry], carry: _Carry) -> _Carry:
-        """Runs `carry = run(index, carry)` for each block of the chunk in actions of a kind, after all previous
-        parts."""
-        turns = Turns(self.entry.num_blocks, self._most, self._even, self._totals[part], self._ticks)
-        return self._run(part, (kind,), turns, run, carry, always=self._even)
+    def each_block(self, part: str, does: Array, run: Callable[[Array, _Carry], _Carry], carry: _Carry) -> _Carry:
+        """Runs `carry = run(index, carry)` for each block of the chunk if `does` is 1, after all previous parts."""
+        turns = Turns(does * self.entry.num_blocks, self._most, self._even, self._totals[part], self._ticks)
+        return self._run(part, turns, run, carry)
 
-    def once(
-        self, part: str, kinds: tuple[Kind, ...], turns: Array, run: Callable[[_Carry], _Carry], carry: _Carry
-    ) -> _Carry:
-        """Runs `carry = run(carry)` in actions of these kinds if `turns` is 1, not 0, after all previous parts."""
-        once = Turns(turns, 1, True, self._totals[part], self._ticks)
-        return self._run(part, kinds, once, lambda _, carry: run(carry), carry)
+    def once(self, part: str, does: Array, run: Callable[[_Carry], _Carry], carry: _Carry) -> _Carry:
+        """Runs `carry = run(carry)` if `does` is 1, after all previous parts."""
+        turns = Turns(does, 1, True, self._totals[part], self._ticks)
+        return self._run(part, turns, lambda _, carry: run(carry), carry)
 
-    def _run(
-        self,
-        part: str,
-        kinds: tuple[Kind, ...],
-        turns: Turns,
-        run: Callable[[Array, _Carry], _Carry],
-        carry: _Carry,
-        *,
-        always: bool = False,
-    ) -> _Carry:
-        """Runs the turns of a part; `always` if each action of these kinds has the most turns."""
-
+    def _run(self, part: str, turns: Turns, run: Callable[[Array, _Carry], _Carry], carry: _Carry) -> _Carry:
         def turn(index: Array, both: tuple[_Carry, Array]) -> tuple[_Carry, Array]:
             carry, self._clock = both
             return run(index, carry), self._clock + 1
 
-        if self.kind is not None and self.kind not in kinds:
-            return carry
-        now = turns.now if self.kind is not None else turns.now * self.does(*kinds)
-        turns, both = turns._replace(now=self.wait(now)), (carry, self.vary(self._clock))
-        if self.kind is None:
-            carry, self._clock = run_in_loop(part, turns, turn, both)
-        elif always:
-            carry, self._clock = run_known(turns.max, turn, both, like=turns.now)
-        else:
-            carry, self._clock = run_in_conditional(part, turns, turn, both)
+        turns = turns._replace(now=self.wait(turns.now))
+        carry, self._clock = run_turns(part, turns, turn, (carry, self.vary(self._clock)))
         return carry
 
     def wait(self, value: Any) -> Any:
@@ -141,50 +114,14 @@ def zeros_like_message(message: Message) -> Message:
     return jax.tree.map(jnp.zeros_like, message)
 
 
-def run_ticks(
-    timetable: Timetable, entries: Entry, run: Callable[[Tick, _State], tuple[_State, Message]], state: _State
-) -> _State:
-    """Runs all ticks of a timetable on one stage; how it skips what is not its turn depends on the platform.
-
-    Args:
-        timetable: The timetable of the pipeline.
-        entries: This stage's column of the timetable.
-        run: `run(tick, state) -> (state, message)`: one tick, until its message is sent.
-        state: The initial state, with an `inbox`.
-    """
-
-    def in_loops(state: _State, entry: Entry) -> _State:
-        state, made = run(Tick(entry, timetable), state)
-        return state._replace(inbox=exchange(timetable, entry, state.inbox, made))
-
-    def in_branches(state: _State, entry: Entry) -> _State:
-        state, made = run_branch(timetable, entry, run, state)
-        return state._replace(inbox=exchange_exactly(timetable, entry, state.inbox, made))
-
-    def tick(state: _State, entry: Entry) -> tuple[_State, None]:
-        return by_platform("loops", in_loops, in_branches, state, entry), None
-
-    return lax.scan(tick, state, entries)[0]
-
-
-def run_branch(
-    timetable: Timetable, entry: Entry, run: Callable[[Tick, _State], tuple[_State, Message]], state: _State
-) -> tuple[_State, Message]:
-    """Runs one tick as one switch over the kinds of actions; the arguments are those of `run_ticks`."""
-    counts = count_actions(timetable)
-
-    def branch(kind: Kind, entry: Entry, state: _State) -> tuple[_State, Message]:
-        return run(Tick(entry, timetable, kind), state)
-
-    kinds = [kind if counts[kind] else Kind.IDLE for kind in Kind]
-    with jax.named_scope(turns_scope("action", counts.values(), len(timetable.entries.kind))):
-        return lax.switch(entry.kind, [partial(branch, kind) for kind in kinds], entry, state)
-
-
 def exchange(timetable: Timetable, entry: Entry, inbox: Message, made: Message) -> Message:
-    """Sends a message to both neighbors, and stores the received messages in the slots given by the timetable.
+    """Sends the message of a tick to the neighbors, and stores what arrives in the slots given by the timetable.
 
-    If an action has nothing to send, its last value is sent too, to a slot that no stage reads.
+    On simulated devices each stage exchanges messages with both neighbors in every tick, and stores what it does not
+    need in a slot that no action reads. Elsewhere a stage sends only what is read, and waits for no other stage: all
+    stages run the same branch of a switch, which has the pairs of this tick in its permutes. For 1f1b on 4 stages with
+    32 microbatches, in which a backward to the input takes twice as long as a forward, that is 137 times the forward
+    instead of 203 (`schedule/timing.py`).
 
     Args:
         timetable: The timetable of the pipeline.
@@ -195,28 +132,23 @@ def exchange(timetable: Timetable, entry: Entry, inbox: Message, made: Message) 
     Returns:
         The inbox of the next tick.
     """
-    return _store(timetable, entry, inbox, made, *_send(timetable.neighbors, timetable, made))
 
+    def with_all(made: Message, _: Array) -> tuple[Message, Message]:
+        return _send(timetable.neighbors, timetable, made)
 
-def exchange_exactly(timetable: Timetable, entry: Entry, inbox: Message, made: Message) -> Message:
-    """Does the same as `exchange`, but only between the stages whose messages are read, so that no other one waits.
+    def with_some(made: Message, index: Array) -> tuple[Message, Message]:
+        ticks = timetable.entries.sends[:, 0].tolist()
+        counts = [ticks.count(each) for each in range(len(timetable.sends))]
+        branches = [partial(_send, sends, timetable) for sends in timetable.sends]
+        with jax.named_scope(turns_scope("exchange", counts, len(ticks))):
+            return lax.switch(index, branches, made)
 
-    All stages of a tick run the same branch of a switch, which has these pairs of stages in its permutes.
-    """
-    ticks = timetable.entries.sends[:, 0].tolist()
-    counts = [ticks.count(index) for index in range(len(timetable.sends))]
-    branches = [partial(_send, sends, timetable) for sends in timetable.sends]
-    with jax.named_scope(turns_scope("exchange", counts, len(ticks))):
-        return _store(timetable, entry, inbox, made, *lax.switch(entry.sends, branches, made))
-
-
-def count_sends(timetable: Timetable, platform: str) -> tuple[int, int]:
-    """Returns the number of ticks in which messages are sent to the next stage, and to the one before."""
-    ticks = timetable.entries.sends[:, 0]
-    if platform in TRICKS["loops"].platforms:
-        return len(ticks), len(ticks)
-    ups, downs = zip(*((bool(sends.up), bool(sends.down)) for sends in timetable.sends), strict=True)
-    return int(np.take(ups, ticks).sum()), int(np.take(downs, ticks).sum())
+    from_below, from_above = by_platform("loops", with_all, with_some, made, entry.sends)
+    inbox = put(inbox, entry.from_below, from_below)
+    others = inbox.others if timetable.both_ways else []
+    down = put(inbox._replace(others=others), entry.from_above, from_above)
+    inbox = down if timetable.both_ways else inbox._replace(differentiable=down.differentiable)
+    return put(inbox, entry.from_self, made)
 
 
 def _send(sends: Sends, timetable: Timetable, made: Message) -> tuple[Message, Message]:
@@ -231,12 +163,10 @@ def _send(sends: Sends, timetable: Timetable, made: Message) -> tuple[Message, M
     return from_below, permute(going_down, sends.down)
 
 
-def _store(
-    timetable: Timetable, entry: Entry, inbox: Message, made: Message, from_below: Message, from_above: Message
-) -> Message:
-    """Returns the inbox with the messages of this tick, in the slots given by the timetable."""
-    inbox = put(inbox, entry.from_below, from_below)
-    others = inbox.others if timetable.both_ways else []
-    down = put(inbox._replace(others=others), entry.from_above, from_above)
-    inbox = down if timetable.both_ways else inbox._replace(differentiable=down.differentiable)
-    return put(inbox, entry.from_self, made)
+def count_sends(timetable: Timetable, platform: str) -> tuple[int, int]:
+    """Returns the number of ticks in which messages are sent to the next stage, and to the one before."""
+    ticks = timetable.entries.sends[:, 0]
+    if platform in TRICKS["loops"].platforms:
+        return len(ticks), len(ticks)
+    ups, downs = zip(*((bool(sends.up), bool(sends.down)) for sends in timetable.sends), strict=True)
+    return int(np.take(ups, ticks).sum()), int(np.take(downs, ticks).sum())

@@ -271,11 +271,6 @@ def allocate(lives: Iterable[tuple[int, int, int]]) -> list[int]:
     return slots
 
 
-def count_actions(timetable: Timetable) -> dict[Kind, int]:
-    """Counts the actions of each kind on the stage with the most of them."""
-    return {kind: int((timetable.entries.kind == kind).sum(axis=0).max()) for kind in Kind}
-
-
 def count_turns(timetable: Timetable) -> dict[str, int]:
     """Counts the turns of each loop of the executor over all ticks, on the stage where it makes most."""
     entry = timetable.entries

@@ -1,7 +1,7 @@
 """Skips a part of a tick on the pipeline stages that do not run it: with a zero-iteration loop, or a conditional.
 
-    simulated devices    each part is a loop with a data-dependent number of turns, 0 on stages that skip the part
-    other platforms      one switch over the actions; inside, loops with a known number of turns, and conditionals
+    simulated devices    a loop with a data-dependent number of turns, 0 on stages that skip the part
+    other platforms      a conditional, around a loop with a known number of turns if a part has several
 
 XLA:CPU copies every buffer that passes through a conditional, in each branch; it updates a buffer that a loop carries
 in place. On a GPU a conditional copies nothing, and a loop of unknown length makes the host wait on every turn.
@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from .platform import by_platform
+
 Carry = TypeVar("Carry")
-Run = Callable[[Array, Carry], Carry]
 
 
 class Turns(NamedTuple):
@@ -28,7 +29,7 @@ class Turns(NamedTuple):
         max: The largest number of turns in a tick.
         even: Whether `now` is always 0 or `max`.
         total: The turns in all ticks, on the stage with the most.
-        ticks: The number of ticks that decide about the part.
+        ticks: The number of ticks.
     """
 
     now: Array
@@ -38,8 +39,8 @@ class Turns(NamedTuple):
     ticks: int
 
 
-def run_in_loop(part: str, turns: Turns, run: Run[Carry], carry: Carry) -> Carry:
-    """Runs `carry = run(index, carry)` for each index below `turns.now`, in a loop of unknown length.
+def run_turns(part: str, turns: Turns, run: Callable[[Array, Carry], Carry], carry: Carry) -> Carry:
+    """Runs `carry = run(index, carry)` for each index below `turns.now`.
 
     Args:
         part: The name of the part.
@@ -47,33 +48,29 @@ def run_in_loop(part: str, turns: Turns, run: Run[Carry], carry: Carry) -> Carry
         run: One turn; its result has the types of its carry.
         carry: The initial carry, which is the result without turns.
     """
-    with jax.named_scope(turns_scope(part, [turns.total], turns.ticks)):
-        return lax.fori_loop(0, turns.now, run, carry)
 
+    def in_loop(now: Array, carry: Carry) -> Carry:
+        with jax.named_scope(turns_scope(part, [turns.total], turns.ticks)):
+            return lax.fori_loop(0, now, run, carry)
 
-def run_in_conditional(part: str, turns: Turns, run: Run[Carry], carry: Carry) -> Carry:
-    """Runs the same as `run_in_loop`, in a conditional around a loop of known length."""
+    def in_conditional(now: Array, carry: Carry) -> Carry:
+        outer = turns.total // turns.max if turns.even else turns.ticks
+        with jax.named_scope(turns_scope(part, [outer], turns.ticks)):
+            return lax.cond(now > 0, lambda carry: known_turns(now, carry), lambda carry: carry, carry)
 
-    def one_turn(index: Array, carry: Carry) -> Carry:
+    def known_turns(now: Array, carry: Carry) -> Carry:
+        if turns.max == 1:
+            return run(jnp.zeros_like(now), carry)
+        return lax.fori_loop(0, turns.max, lambda index, carry: one_turn(now, index, carry), carry)
+
+    def one_turn(now: Array, index: Array, carry: Carry) -> Carry:
+        index = jnp.zeros_like(now) + index
         if turns.even:
             return run(index, carry)
         with jax.named_scope(turns_scope(part, [turns.total], turns.ticks * turns.max)):
-            return lax.cond(index < turns.now, lambda carry: run(index, carry), lambda carry: carry, carry)
+            return lax.cond(index < now, lambda carry: run(index, carry), lambda carry: carry, carry)
 
-    def all_turns(carry: Carry) -> Carry:
-        return run_known(turns.max, one_turn, carry, like=turns.now)
-
-    outer = turns.total // turns.max if turns.even else turns.ticks
-    with jax.named_scope(turns_scope(part, [outer], turns.ticks)):
-        return lax.cond(turns.now > 0, all_turns, lambda carry: carry, carry)
-
-
-def run_known(number: int, run: Run[Carry], carry: Carry, *, like: Array) -> Carry:
-    """Runs `carry = run(index, carry)` a known number of times; an index has the type of `like`."""
-    zero = jnp.zeros_like(like)
-    if number == 1:
-        return run(zero, carry)
-    return lax.fori_loop(0, number, lambda index, carry: run(zero + index, carry), carry)
+    return by_platform("loops", in_loop, in_conditional, turns.now, carry)
 
 
 def turns_scope(part: str, times: Iterable[int], of: int) -> str:

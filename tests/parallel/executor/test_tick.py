@@ -20,36 +20,23 @@ THREE = make_timetable(SCHEDULE, assign(6, SCHEDULE, ()))
 """Two microbatches through two stages of three blocks: each stage runs forward six times."""
 
 
-def tick(kind=Kind.FORWARD, blocks=3, branch=None):
+def tick(kind=Kind.FORWARD, blocks=3):
     entry = Entry(**{name: jnp.int32(0) for name in Entry._fields})._replace(kind=jnp.int32(kind))
-    return Tick(entry._replace(num_blocks=blocks), THREE, branch)
+    return Tick(entry._replace(num_blocks=blocks), THREE)
 
 
-WAYS = {"in loops": False, "in a branch": True}
+@pytest.mark.parametrize("does", [0, 1])
+@pytest.mark.parametrize("blocks", [0, 1, 3])
+def test_each_block_has_its_turn(does, blocks):
+    def run(does, blocks):
+        return tick(blocks=blocks).each_block("forward", does, lambda index, total: total + 10 + index, jnp.int32(0))
+
+    assert int(jax.jit(run)(does, blocks)) == does * (10 * blocks + sum(range(blocks)))
 
 
-@pytest.mark.parametrize("in_branch", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize("kind", [Kind.FORWARD, Kind.BACKWARD_INPUT])
-def test_each_block_has_its_turn_in_actions_of_its_kind(kind, in_branch):
-    def run(start):
-        made = tick(kind, branch=kind if in_branch else None)
-        return made.each_block("forward", Kind.FORWARD, lambda index, total: total + 10 + index, start)
-
-    assert int(jax.jit(run)(0)) == (33 if kind == Kind.FORWARD else 0)
-
-
-@pytest.mark.parametrize("in_branch", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize("turns", [0, 1])
-def test_once_is_once_or_not_at_all(turns, in_branch):
-    made = tick(branch=Kind.FORWARD if in_branch else None)
-    kinds = Kind.FORWARD, Kind.RECOMPUTE
-    assert int(jax.jit(lambda turns: made.once("embed", kinds, turns, lambda x: x + 1, jnp.int32(0)))(turns)) == turns
-
-
-def test_a_branch_leaves_out_the_parts_of_other_actions():
-    made = tick(branch=Kind.FORWARD)
-    traced = jax.make_jaxpr(lambda x: made.each_block("backward_input", Kind.BACKWARD_INPUT, lambda _, x: x + 1, x))(0)
-    assert traced.eqns == []
+def test_once_is_once_or_not_at_all():
+    run = jax.jit(lambda does: tick().once("embed", does, lambda x: x + 1, jnp.int32(0)))
+    assert [int(run(does)) for does in (0, 1)] == [0, 1]
 
 
 def test_chunks_are_even_where_all_have_as_many_blocks():
@@ -66,13 +53,13 @@ def test_the_kind_of_the_action_is_looked_up():
 def test_each_part_needs_the_clock_of_the_one_before():
     """Else XLA might run both at the same time, and their collectives in any order."""
 
-    def run(x, y):
+    def run(does, x, y):
         made = tick(blocks=2)
-        made.each_block("forward", Kind.FORWARD, lambda _, x: x + 1, x)
-        return made.each_block("recompute", Kind.FORWARD, lambda _, y: y + 1, y)
+        made.each_block("forward", does, lambda _, x: x + 1, x)
+        return made.each_block("backward_input", jnp.int32(1), lambda _, y: y + 1, y)
 
-    jaxpr = jax.make_jaxpr(run)(jnp.int32(0), jnp.int32(0)).jaxpr
-    loops = [each for each in jaxpr.eqns if each.primitive.name == "while"]
+    jaxpr = jax.make_jaxpr(run)(jnp.int32(1), jnp.int32(0), jnp.int32(0)).jaxpr
+    loops = [each for each in jaxpr.eqns if each.primitive.name == "cond" and len(each.outvars) == 2]  # and a clock
     made_by = {variable: each for each in jaxpr.eqns for variable in each.outvars}
 
     def comes_from(variable, wanted):
@@ -83,12 +70,12 @@ def test_each_part_needs_the_clock_of_the_one_before():
 
     assert len(loops) == 2
     assert any(comes_from(variable, loops[0]) for variable in loops[1].invars)
-    assert int(jax.jit(run)(0, 5)) == 7
+    assert int(jax.jit(run)(1, 0, 5)) == 7
 
 
 def test_the_turns_of_a_loop_are_written_for_the_census():
-    run = jax.jit(lambda x: tick().each_block("forward", Kind.FORWARD, lambda _, x: jnp.sin(x), x))
-    assert f"forward.turns_6_of_{SCHEDULE.num_ticks}" in run.lower(jnp.float32(0)).compile().as_text()
+    run = jax.jit(lambda does: tick().each_block("forward", does, lambda _, x: jnp.sin(x), jnp.float32(0)))
+    assert f"forward.turns_6_of_{SCHEDULE.num_ticks}" in run.lower(1).compile().as_text()
 
 
 def test_a_single_slot_is_read_after_the_loops_before():

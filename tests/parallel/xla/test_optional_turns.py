@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from spmdkit.parallel.xla.optional_turns import Turns, run_in_conditional, run_in_loop, run_known
+from spmdkit.parallel.xla.optional_turns import Turns, run_turns
+from spmdkit.parallel.xla.platform import TRICKS
 
 TURNS = {
     "once": (Turns(jnp.int32(0), 1, True, 3, 8), (0, 1)),
@@ -12,27 +13,18 @@ TURNS = {
 }
 
 
-def turn(index, total):
-    return total + 10 + index
-
-
-def after(turns):
-    return 5 + 10 * turns + sum(range(turns))
+def run(turns, now):
+    return run_turns("forward", turns._replace(now=now), lambda index, total: total + 10 + index, jnp.int32(5))
 
 
 @pytest.mark.parametrize("name", TURNS)
-@pytest.mark.parametrize("run", [run_in_loop, run_in_conditional])
-def test_runs_the_given_number_of_turns(name, run):
+@pytest.mark.parametrize("in_loops", [True, False])
+def test_runs_the_given_number_of_turns(name, in_loops, monkeypatch):
+    if not in_loops:
+        monkeypatch.setitem(TRICKS, "loops", TRICKS["loops"]._replace(platforms=()))
     turns, given = TURNS[name]
-    compiled = jax.jit(lambda now: run("forward", turns._replace(now=now), turn, jnp.int32(5)))
-    assert [int(compiled(now)) for now in given] == [after(now) for now in given]
-
-
-@pytest.mark.parametrize("number", [1, 3])
-def test_runs_a_known_number_of_turns_without_a_conditional(number):
-    lowered = jax.jit(lambda like: run_known(number, turn, jnp.int32(5), like=like)).lower(0)
-    assert "stablehlo.case" not in lowered.as_text()
-    assert int(lowered.compile()(0)) == after(number)
+    compiled = jax.jit(lambda now: run(turns, now))
+    assert [int(compiled(now)) for now in given] == [5 + 10 * now + sum(range(now)) for now in given]
 
 
 @pytest.mark.parametrize(
@@ -45,10 +37,10 @@ def test_runs_a_known_number_of_turns_without_a_conditional(number):
 )
 def test_scopes_record_the_turns(name, scopes):
     turns, _ = TURNS[name]
-
-    def text(run):
-        lowered = jax.jit(lambda now: run("forward", turns._replace(now=now), turn, jnp.int32(5))).lower(0)
-        return lowered.as_text(debug_info=True)
-
-    assert all(scope in text(run_in_conditional) for scope in scopes)
-    assert f"forward.turns_{turns.total}_of_8/while" in text(run_in_loop)
+    lowered = {
+        platform: jax.jit(lambda now: run(turns, now)).trace(0).lower(lowering_platforms=(platform,))
+        for platform in ("cpu", "cuda")
+    }
+    text = lowered["cuda"].as_text(debug_info=True)
+    assert all(scope in text for scope in scopes)
+    assert f"forward.turns_{turns.total}_of_8/while" in lowered["cpu"].as_text(debug_info=True)

@@ -100,8 +100,6 @@ def test_a_stage_skips_by_conditionals_on_gpus_and_by_loops_on_simulated_devices
     loop, conditional = (rf"turns_\d+_of_\d+/{kind}" for kind in ("while", "cond"))
     assert count(loop, name, "cpu") > 0 == count(conditional, name, "cpu")
     assert count(conditional, name, "cuda") > 0 == count(loop, name, "cuda")
-    switch = r"action\.turns_[\d_]+_of_\d+/cond\""
-    assert count(switch, name, "cuda") > 0 == count(switch, name, "cpu")
 
 
 def test_a_trick_that_is_off_leaves_the_other_way(monkeypatch):

@@ -272,13 +272,18 @@ def allocate(lives: Iterable[tuple[int, int, int]]) -> list[int]:
 
 
 def count_turns(timetable: Timetable) -> dict[str, int]:
-    """Counts the turns of each loop of the executor over all ticks, on the stage where it makes most."""
+    """Counts the turns of each part of a tick over all ticks, on the stage with the most."""
+    return {part: int(turns.sum(axis=0).max()) for part, turns in turns_of(timetable).items()}
+
+
+def turns_of(timetable: Timetable) -> dict[str, np.ndarray]:
+    """Returns the turns of each part of a tick, (ticks, stages) int."""
     entry = timetable.entries
     forward, recompute, backward, weight = (
         (entry.kind == kind).astype(int)
         for kind in (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
     )
-    turns = {
+    return {
         "embed": entry.embeds * (forward + recompute),
         "forward": entry.num_blocks * forward,
         "recompute": entry.num_blocks * recompute,
@@ -288,4 +293,3 @@ def count_turns(timetable: Timetable) -> dict[str, int]:
         "embed_backward": entry.embeds * backward,
         "backward_weight": entry.num_blocks * weight,
     }
-    return {part: int(counts.sum(axis=0).max()) for part, counts in turns.items()}

@@ -203,9 +203,16 @@ class _Queues:
         is_product = bool(GEMM.search(instruction.attributes) or ATTENTION.search(instruction.attributes) or work.flops)
         self._kernels += 1
         self._matmuls += is_product
-        self.compute += work.seconds
-        self.totals.sums["compute"] += work.seconds
+        seconds = self._shared(work.seconds)
+        self.compute += seconds
+        self.totals.sums["compute"] += seconds
         self.totals.sums["flops"] += work.flops
+
+    def _shared(self, seconds: float) -> float:
+        """Returns the time of a kernel that starts now: it is slower while a collective runs beside it."""
+        beside = max(0.0, self.communication - self.compute)
+        slowed = seconds / self.efficiency.overlapped
+        return slowed if slowed <= beside else seconds + beside * (1 - self.efficiency.overlapped)
 
     def _loop(self, instruction: Instruction) -> None:
         """Runs the body twice, and repeats the second turn, in which the queues are as in every later one."""

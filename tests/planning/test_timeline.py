@@ -21,7 +21,7 @@ CARD = Card(
     link=1e6,
     network=0.25e6,
 )
-WITHOUT_LOSSES = Efficiency(*[1.0] * 5, kernel_seconds=0.0, link_seconds=0.0, network_seconds=0.0)
+WITHOUT_LOSSES = Efficiency(*[1.0] * 6, *[0.0] * 4)
 HEADER = """HloModule step, is_scheduled=true
 
 %add (a: f32[], b: f32[]) -> f32[] {
@@ -36,10 +36,10 @@ MATMUL = 'custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend
 )
 
 
-def simulated(body: str, hosts: int = 1, computations: str = ""):
+def simulated(body: str, hosts: int = 1, computations: str = "", efficiency: Efficiency = WITHOUT_LOSSES):
     """Simulates a program on hosts with 4 devices."""
     text = f"{HEADER}{computations}ENTRY %main (x: f32[250]) -> f32[250] {{\n{body}\n}}\n"
-    return simulate(text, Target("card:1x4", CARD, hosts, 4), WITHOUT_LOSSES)
+    return simulate(text, Target("card:1x4", CARD, hosts, 4), efficiency)
 
 
 def test_kernel_moves_its_operands_and_its_result():
@@ -57,6 +57,8 @@ def test_matrix_product_takes_its_flops_at_the_peak_of_its_dtype(dtype, seconds)
     found = simulated(body)
     assert found.flops == 2e6
     assert found.step_seconds == pytest.approx(seconds)
+    filled = simulated(body, efficiency=WITHOUT_LOSSES._replace(product_seconds=0.25))
+    assert filled.step_seconds == pytest.approx(seconds + 0.25)
 
 
 PRODUCT_OF_BYTES = f"""  %x = s8[100,100] parameter(0)
@@ -106,6 +108,14 @@ def test_exposes_what_kernels_do_not_hide(kernels, step, exposed):
     assert found.exposed_share == pytest.approx(exposed / 3e-3)
     (only,) = found.exchanges
     assert (only.kind, only.kernels, only.matmuls) == ("all-gather", kernels, 0)
+
+
+@pytest.mark.parametrize(("speed", "step", "exposed"), [(0.8, 3e-3, 0.5e-3), (0.5, 3.5e-3, 0.0)])
+def test_kernel_is_slower_while_a_collective_runs(speed, step, exposed):
+    """A kernel of 2 ms beside 3 ms of communication: at 80 % it takes 2.5 ms; at 50 %, 1.5 of it are done after 3."""
+    found = simulated(exchange(1), efficiency=WITHOUT_LOSSES._replace(overlapped=speed))
+    assert found.step_seconds == pytest.approx(step)
+    assert found.exposed_seconds == pytest.approx(exposed)
 
 
 @pytest.mark.parametrize(

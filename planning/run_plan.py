@@ -8,6 +8,7 @@ temporaries, and its step time is a bound.
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from ..configs.schema import Config
 from ..layouts.sizes import format_bytes
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.devices import list_devices
+from ..mesh.errors import UserError
 from ..mesh.targets import CompilerMissing, Target
 from ..parallel.collectives import Collective
 from ..parallel.schedule.timing import measure
@@ -25,6 +27,7 @@ from ..runtime.explain import explain_built, state_bytes
 from .kernel_time import EFFICIENCY, Efficiency
 from .link_time import collective_seconds
 from .timeline import Timeline, simulate
+from .trace import MAX_EVENTS, Event, Recorder, write_trace
 
 MAX_EXPOSED_LINES = 5
 PREALLOCATED = 0.75
@@ -77,6 +80,7 @@ class RunPlan:
             reads, gathered parameters. None if the step was not compiled.
         timeline: The simulated step; None if it was not compiled.
         compile_seconds: The time that the compiler took; None if the step was not compiled.
+        events: The kernels and collectives of the simulated step, if they were asked for.
         notes: Facts about the plan that its figures do not show.
     """
 
@@ -93,6 +97,7 @@ class RunPlan:
     temporaries: int | None = None
     timeline: Timeline | None = None
     compile_seconds: float | None = None
+    events: tuple[Event, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -114,6 +119,20 @@ class RunPlan:
     def tokens_per_second_per_device(self) -> float | None:
         """Tokens per second of one device; None for a model without tokens."""
         return self.tokens / self.step_seconds if self.tokens and self.step_seconds else None
+
+    def write_trace(self, path: Path) -> None:
+        """Writes the simulated step for Perfetto.
+
+        Args:
+            path: The JSON file.
+
+        Raises:
+            UserError: The plan has no simulated step.
+            OSError: The file cannot be written.
+        """
+        if not self.events:
+            raise UserError(f"{path}: a trace needs a simulated step, and this plan has none: {self.notes[-1]}")
+        write_trace(path, self.events, f"a device of {self.target.text}")
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values for `--json`."""
@@ -147,12 +166,13 @@ class RunPlan:
         return "\n\n".join([*parts, *(f"Note: {note}" for note in self.notes)])
 
 
-def plan_run(config: Config, target: str) -> RunPlan:
+def plan_run(config: Config, target: str, with_events: bool = False) -> RunPlan:
     """Plans the run of a config.
 
     Args:
         config: The run's configuration.
         target: The accelerators, such as "h100:16x8".
+        with_events: Keeps the events of the simulated step, see `write_trace`.
 
     Raises:
         UserError: The config or the target is invalid, see `build` and `list_devices`.
@@ -172,7 +192,7 @@ def plan_run(config: Config, target: str) -> RunPlan:
         "tokens": tokens_per_device(built),
     }
     try:
-        return _compiled(built, common)
+        return _compiled(built, common, with_events)
     except CompilerMissing as error:
         return _analytic(built, common, str(error))
 
@@ -185,12 +205,13 @@ def tokens_per_device(built: Built) -> float:
     return ids.size / built.layouts.mesh.size
 
 
-def _compiled(built: Built, common: dict[str, Any]) -> RunPlan:
+def _compiled(built: Built, common: dict[str, Any], with_events: bool) -> RunPlan:
     begin = time.perf_counter()
     compiled = built.step.compile(built.batch)
     seconds = time.perf_counter() - begin
     explanation = explain_built(built)
-    timeline = simulate(compiled.as_text() or "", common["target"])
+    recorder = Recorder(MAX_EVENTS if with_events else 0)
+    timeline = simulate(compiled.as_text() or "", common["target"], recorder=recorder)
     return RunPlan(
         **common,
         state=explanation.bytes_per_device,
@@ -200,6 +221,7 @@ def _compiled(built: Built, common: dict[str, Any]) -> RunPlan:
         temporaries=explanation.compiled["temporaries"],
         timeline=timeline,
         compile_seconds=seconds,
+        events=tuple(recorder.events),
         notes=explanation.notes,
     )
 

@@ -1,10 +1,16 @@
 """The simulation of small programs whose times can be computed by hand."""
 
+import json
+from itertools import pairwise
+
 import pytest
+from spmdkit.launch.cli import main
+from spmdkit.mesh import targets
 from spmdkit.mesh.errors import UserError
 from spmdkit.mesh.targets import Card, Target
 from spmdkit.planning.kernel_time import Efficiency
 from spmdkit.planning.timeline import simulate
+from spmdkit.planning.trace import COMPUTE, HOST, QUEUES, Recorder, write_trace
 
 CARD = Card(
     name="a card with round figures",
@@ -161,13 +167,16 @@ LOOP = """%body (x: f32[250]) -> f32[250] {
 """
 
 
+def loop(turns: int) -> str:
+    config = f'{{"known_trip_count":{{"n":"{turns}"}}}}'
+    return f"""  %x = f32[250] parameter(0)
+  ROOT %loop = f32[250] while(%x), condition=%add, body=%body, backend_config={config}"""
+
+
 @pytest.mark.parametrize("turns", [1, 2, 7])
 def test_loop_repeats_its_body(turns):
     """Each turn: 3 ms of communication, of which a kernel hides 2 ms."""
-    config = f'{{"known_trip_count":{{"n":"{turns}"}}}}'
-    body = f"""  %x = f32[250] parameter(0)
-  ROOT %loop = f32[250] while(%x), condition=%add, body=%body, backend_config={config}"""
-    found = simulated(body, computations=LOOP)
+    found = simulated(loop(turns), computations=LOOP)
     assert found.step_seconds == pytest.approx(3e-3 * turns)
     assert found.compute_seconds == pytest.approx(2e-3 * turns)
     assert found.exposed_seconds == pytest.approx(1e-3 * turns)
@@ -228,3 +237,59 @@ def test_fusion_moves_only_the_part_that_it_uses(computation, result, operands, 
   %i = s32[] parameter(2)
   ROOT %y = {result} fusion({operands}), kind=kLoop, calls=%fused"""
     assert simulated(body, computations=computation).step_seconds == pytest.approx((moved + 4) / 1e6)
+
+
+def recorded(body: str, computations: str, limit: int = 1000):
+    text = f"{HEADER}{computations}ENTRY %main (x: f32[250]) -> f32[250] {{\n{body}\n}}\n"
+    recorder = Recorder(limit)
+    return simulate(text, Target("card:1x4", CARD, 1, 4), WITHOUT_LOSSES, recorder), recorder.events
+
+
+def test_events_fill_the_queues_as_the_timeline_says():
+    """Each turn has a gather of 3 ms, a kernel of 2 ms, and a wait of 1 ms."""
+    timeline, events = recorded(loop(5), LOOP)
+    assert [each.name for each in events[:3]] == ["all-gather", "y", "waits for all-gather"]
+    assert len(events) == 3 * 5
+    kernels, gathers = ([each for each in events if each.queue == queue] for queue in (COMPUTE, HOST))
+    assert sum(each.seconds for each in gathers) == pytest.approx(timeline.communication_seconds)
+    assert sum(each.seconds for each in kernels) == pytest.approx(timeline.step_seconds)
+    for queue in (kernels, gathers):
+        for one, after in pairwise(queue):
+            assert one.begin + one.seconds == pytest.approx(after.begin)
+
+
+def test_turns_beyond_the_limit_become_one_event():
+    timeline, events = recorded(loop(1000), LOOP, limit=20)
+    assert len(events) == 3 * 6 + 1
+    assert events[-1].name == "994 more turns of this loop"
+    assert events[-1].begin + events[-1].seconds == pytest.approx(timeline.step_seconds)
+
+
+def test_a_branch_takes_the_time_that_counts():
+    """Half of 4 ms and half of 2 ms: the longer branch, in 3 ms."""
+    called = 'true_computation=%long, false_computation=%short, metadata={op_name="turns_1_of_2/cond"}'
+    body = f"""  %x = f32[250] parameter(0)
+  %p = pred[] constant(true)
+  ROOT %y = f32[250] conditional(%p, %x, %x), {called}"""
+    _, events = recorded(body, BRANCHES)
+    assert [(each.name, each.begin, each.seconds) for each in events] == [
+        ("b.2", 0.0, pytest.approx(1.5e-3)),
+        ("b.3", pytest.approx(1.5e-3), pytest.approx(1.5e-3)),
+    ]
+
+
+def test_writes_the_format_of_perfetto(tmp_path):
+    _, events = recorded(loop(2), LOOP)
+    write_trace(tmp_path / "step.json", events, "a device")
+    found = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+    names = [each["args"]["name"] for each in found if each["ph"] == "M" and each["name"] == "thread_name"]
+    assert names == list(QUEUES)
+    second = [each for each in found if each["ph"] == "X"][3]
+    assert (second["name"], second["tid"], second["ts"], second["dur"]) == ("all-gather", 1, 3000.0, 3000.0)
+
+
+def test_an_analytic_plan_has_no_trace(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(targets, "CUDA_PLUGINS", ())
+    assert main(["plan", "mlp", "--target", "h100:1x8", "--trace", str(tmp_path / "step.json")]) == 2
+    assert "a trace needs a simulated step" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

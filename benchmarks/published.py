@@ -48,7 +48,7 @@ def torchtitan(preset: str, hosts: int, strategy: str, batch: int, remat: str, t
 def megatron(
     hosts: int, heads: int, width: int, layers: int, strategy: str, batch: int, teraflops: float, remat: str = "dots"
 ) -> Row:
-    """A run of a GPT with 4,096 positions: products of 12 x width^2 a layer, an untied head, and the optimizer split."""
+    """A run of a GPT with 4,096 positions, whose layers have 12 x width^2 parameters; the optimizer is split."""
     model = {
         **{"heads": heads, "width": width, "layers": layers, "tied": "false", "positions": "learned"},
         **{"mlp": "gelu", "mlp_bias": "true", "attention_bias": "all", "norm": "layer"},

@@ -6,7 +6,7 @@ temporaries, and its step time is a bound.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from .kernel_time import EFFICIENCY, Efficiency
 from .link_time import collective_seconds
 from .timeline import Timeline, simulate
 from .trace import MAX_EVENTS, Event, Recorder, write_trace
+from .traffic import Origin, find_traffic, origin_of
 
 MAX_EXPOSED_LINES = 5
 PREALLOCATED = 0.75
@@ -42,11 +43,13 @@ RECOMPUTED = {"none": 1.0, "dots": 1.0, "full": 4 / 3}
 
 @dataclass(frozen=True)
 class Traffic:
-    """The collectives of one kind over the same mesh axes in one step.
+    """The collectives of one kind over the same mesh axes and of the same origin in one step.
 
     Attributes:
         kind: HLO's name, such as "all-gather".
         axes: The mesh axes.
+        strategy: The strategy whose code asks for them; the names of the mesh axes for other code.
+        source: The line of that code, such as "parallel/fsdp.py:139"; "" if it is unknown.
         count: The number per step.
         bytes: Bytes of the whole values, summed over `count`.
         link: The slowest link that they cross: "host" or "network".
@@ -55,6 +58,8 @@ class Traffic:
 
     kind: str
     axes: tuple[str, ...]
+    strategy: str
+    source: str
     count: int
     bytes: int
     link: str
@@ -211,11 +216,12 @@ def _compiled(built: Built, common: dict[str, Any], with_events: bool) -> RunPla
     seconds = time.perf_counter() - begin
     explanation = explain_built(built)
     recorder = Recorder(MAX_EVENTS if with_events else 0)
-    timeline = simulate(compiled.as_text() or "", common["target"], recorder=recorder)
+    text, mesh = compiled.as_text() or "", built.layouts.mesh
+    timeline = simulate(text, common["target"], recorder=recorder)
     return RunPlan(
         **common,
         state=explanation.bytes_per_device,
-        traffic=_traffic(explanation.found, built.layouts.mesh, common["target"]),
+        traffic=_traffic(find_traffic(text, timeline, mesh), mesh, common["target"]),
         step_seconds=timeline.step_seconds,
         peak_bytes=explanation.compiled["total"],
         temporaries=explanation.compiled["temporaries"],
@@ -229,7 +235,7 @@ def _compiled(built: Built, common: dict[str, Any], with_events: bool) -> RunPla
 def _analytic(built: Built, common: dict[str, Any], why: str) -> RunPlan:
     """Plans without a compiler: a device computes or communicates, whichever takes longer."""
     target, state = common["target"], state_bytes(built)
-    lines = built.step.cost(built.batch)
+    lines = [(line, origin_of(line.axes)) for line in built.step.cost(built.batch)]
     traffic = _traffic(lines, built.layouts.mesh, target)
     peak, seconds = target.card.flops.get(common["dtype"]), None
     if common["model_flops"] is not None and peak is not None:
@@ -246,8 +252,8 @@ def _analytic(built: Built, common: dict[str, Any], why: str) -> RunPlan:
     )
 
 
-def _traffic(lines: tuple[Collective, ...], mesh: DeviceMesh, target: Target) -> tuple[Traffic, ...]:
-    return tuple(Traffic(**asdict(line), **_exchange(line, mesh, target)) for line in lines)
+def _traffic(lines: Iterable[tuple[Collective, Origin]], mesh: DeviceMesh, target: Target) -> tuple[Traffic, ...]:
+    return tuple(Traffic(**asdict(line), **origin._asdict(), **_exchange(line, mesh, target)) for line, origin in lines)
 
 
 def _exchange(line: Collective, mesh: DeviceMesh, target: Target) -> dict[str, Any]:
@@ -287,7 +293,7 @@ def _traffic_lines(plan: RunPlan) -> Iterator[str]:
     for each in plan.traffic:
         yield (
             f"  {each.kind:<18} over {' x '.join(each.axes):<14} {each.count:>5,} a step {format_bytes(each.bytes):>10}"
-            f"   {each.link:<7} at least {each.least_seconds * 1e3:,.1f} ms"
+            f"   {each.link:<7} at least {each.least_seconds * 1e3:,.1f} ms   {each.strategy:<6} {each.source}".rstrip()
         )
     if not plan.traffic:
         yield "  none"

@@ -36,21 +36,25 @@ class Exchange(NamedTuple):
         name: The instruction that starts it.
         kind: HLO's name, such as "all-gather".
         source: The operation of JAX that it comes from.
+        bytes: Bytes of the whole value, each time: the result of an all-gather, the operand of the others.
         runs: How often a step runs it.
         seconds: Its time in a step.
         exposed: The part of `seconds` during which the compute queue waits.
         kernels: Kernels between its start and its done, the last time that it ran.
         matmuls: Those of them that are matrix products or attention.
+        attributes: The rest of its line: its groups, its source line.
     """
 
     name: str
     kind: str
     source: str
+    bytes: int
     runs: float
     seconds: float
     exposed: float
     kernels: int
     matmuls: int
+    attributes: str
 
 
 class Timeline(NamedTuple):
@@ -98,11 +102,13 @@ def simulate(
             name=name,
             kind=_kind(instruction),
             source=instruction.source,
+            bytes=queues.sizes[name],
             runs=totals.runs[name],
             seconds=totals.seconds[name],
             exposed=totals.exposed[name],
             kernels=queues.between[name][0],
             matmuls=queues.between[name][1],
+            attributes=instruction.attributes,
         )
         for name, instruction in queues.started.items()
     ]
@@ -147,6 +153,7 @@ class _Queues:
         self.compute = self.communication = 0.0
         self.totals = _Totals()
         self.started: dict[str, Instruction] = {}
+        self.sizes: dict[str, int] = {}
         self.ends: dict[str, float] = {}
         self.between: dict[str, tuple[int, int]] = {}
         self._kernels = self._matmuls = 0
@@ -188,7 +195,7 @@ class _Queues:
         size = operands * max(map(len, groups)) if kind == "all-gather" else operands
         seconds = collective_seconds(kind, size, groups, self.target, self.efficiency)
         name = instruction.name
-        self.started[name] = collective
+        self.started[name], self.sizes[name] = collective, size
         begin = max(self.compute, self.communication)
         crosses = any(len({device // self.target.gpus for device in group}) > 1 for group in groups)
         self.recorder.add(Event(NETWORK if crosses else HOST, kind, begin, seconds, collective.source))

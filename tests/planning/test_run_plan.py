@@ -117,7 +117,9 @@ def test_idle_stages_take_their_share_of_the_time(without_compiler, card, remat,
     strategy = "strategy={pipe: {size: 2, microbatches: 4, schedule: 1f1b}, fsdp: 4}"
     found = planned(f"{card}:1x8", strategy, f"train.remat={remat}", "train.global_batch=32")
     assert found.bubble == pytest.approx(1 / 5)
-    assert found.step_seconds == pytest.approx(executed * found.model_flops / 8 / (EFFICIENCY.matmul * 1e12) / (1 - 1 / 5))
+    assert found.step_seconds == pytest.approx(
+        executed * found.model_flops / 8 / (EFFICIENCY.matmul * 1e12) / (1 - 1 / 5)
+    )
 
 
 def test_state_larger_than_the_card_does_not_fit(without_compiler, card):

@@ -79,5 +79,8 @@ def timeline_to_json(timeline: Timeline) -> dict[str, Any]:
     return {
         **{name: value for name, value in timeline._asdict().items() if name != "exchanges"},
         "exposed_share": timeline.exposed_share,
-        "exchanges": [each._asdict() for each in timeline.exchanges],
+        "exchanges": [
+            {name: value for name, value in each._asdict().items() if name != "attributes"}
+            for each in timeline.exchanges
+        ],
     }

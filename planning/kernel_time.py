@@ -36,26 +36,36 @@ _PEAKS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float6
 class Efficiency(NamedTuple):
     """Shares of a card's peaks that kernels and collectives reach.
 
+    `docs/planning.md` compares predictions with published runs.
+
     Attributes:
-        matmul: The share of the peak of dense products: 4,096^3 in bfloat16 reaches 780 of 989 TFLOP/s on an H100,
-            4,096^2 x 512 552 (XLA, xla/service/gpu/model/default_matmul_perf_table.txtpb).
+        matmul: The share of the peak of dense products in training. The fastest product measured on an H100 reaches
+            0.80 (stas00/ml-engineering, compute/accelerator); numbers as in training instead of constants slow it to
+            0.70, because the clock falls under the power limit (257 of 295 TFLOP/s on an A100, thonking.ai/p/
+            strangely-matrix-multiplications). The rest, a factor of 0.86, is chosen to match published training runs.
         attention: The share of that peak for fused attention: cuDNN 499 to 539 TFLOP/s on an H100 (arXiv
             2407.08608).
         memory: The share of the memory bandwidth.
         link: The share of the bandwidth inside a host: NCCL's ring reaches 361 of 450 GB/s on 8 H100s
             (stas00/ml-engineering, network/README.md).
         network: The share of the bandwidth of a device's adapter: 324 of 400 GB/s on 4 x 8 H100s (the same source).
+        overlapped: The speed of kernels while a collective takes multiprocessors and memory bandwidth beside them:
+            they take 18.9 % longer on average over A100, H100 and AMD's GPUs (arXiv 2507.03114, abstract).
         kernel_seconds: Time between two kernels.
+        product_seconds: Time to fill and to drain a matrix product: 256^3 takes 5 us on an H100 (XLA,
+            xla/service/gpu/model/default_matmul_perf_table.txtpb).
         link_seconds: Time until a collective inside a host moves its first byte.
         network_seconds: This time between hosts.
     """
 
-    matmul: float = 0.71
+    matmul: float = 0.60
     attention: float = 0.51
     memory: float = 0.78
     link: float = 0.8
     network: float = 0.8
+    overlapped: float = 1 / 1.189
     kernel_seconds: float = 1e-6
+    product_seconds: float = 5e-6
     link_seconds: float = 10e-6
     network_seconds: float = 25e-6
 
@@ -106,7 +116,7 @@ def kernel_work(
         moved = 2 * instruction.bytes
     elif instruction.opcode == "dynamic-update-slice":
         moved = 2 * operands[1].bytes
-    arithmetic = flops / (share * _peak(card, dtype)) if flops else 0.0
+    arithmetic = efficiency.product_seconds + flops / (share * _peak(card, dtype)) if flops else 0.0
     return Work(
         flops, moved, efficiency.kernel_seconds + max(arithmetic, moved / (efficiency.memory * card.memory_bandwidth))
     )

@@ -6,8 +6,9 @@ temporaries, and its step time is a bound.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from ..configs.schema import Config
 from ..layouts.sizes import format_bytes
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.devices import list_devices
+from ..mesh.errors import UserError
 from ..mesh.targets import CompilerMissing, Target
 from ..parallel.collectives import Collective
 from ..parallel.schedule.timing import measure
@@ -25,6 +27,8 @@ from ..runtime.explain import explain_built, state_bytes
 from .kernel_time import EFFICIENCY, Efficiency
 from .link_time import collective_seconds
 from .timeline import Timeline, simulate
+from .trace import MAX_EVENTS, Event, Recorder, write_trace
+from .traffic import Origin, find_traffic, origin_of
 
 MAX_EXPOSED_LINES = 5
 PREALLOCATED = 0.75
@@ -39,11 +43,13 @@ RECOMPUTED = {"none": 1.0, "dots": 1.0, "full": 4 / 3}
 
 @dataclass(frozen=True)
 class Traffic:
-    """The collectives of one kind over the same mesh axes in one step.
+    """The collectives of one kind over the same mesh axes and of the same origin in one step.
 
     Attributes:
         kind: HLO's name, such as "all-gather".
         axes: The mesh axes.
+        strategy: The strategy whose code asks for them; the names of the mesh axes for other code.
+        source: The line of that code, such as "parallel/fsdp.py:139"; "" if it is unknown.
         count: The number per step.
         bytes: Bytes of the whole values, summed over `count`.
         link: The slowest link that they cross: "host" or "network".
@@ -52,6 +58,8 @@ class Traffic:
 
     kind: str
     axes: tuple[str, ...]
+    strategy: str
+    source: str
     count: int
     bytes: int
     link: str
@@ -77,6 +85,7 @@ class RunPlan:
             reads, gathered parameters. None if the step was not compiled.
         timeline: The simulated step; None if it was not compiled.
         compile_seconds: The time that the compiler took; None if the step was not compiled.
+        events: The kernels and collectives of the simulated step, if they were asked for.
         notes: Facts about the plan that its figures do not show.
     """
 
@@ -93,6 +102,7 @@ class RunPlan:
     temporaries: int | None = None
     timeline: Timeline | None = None
     compile_seconds: float | None = None
+    events: tuple[Event, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -114,6 +124,20 @@ class RunPlan:
     def tokens_per_second_per_device(self) -> float | None:
         """Tokens per second of one device; None for a model without tokens."""
         return self.tokens / self.step_seconds if self.tokens and self.step_seconds else None
+
+    def write_trace(self, path: Path) -> None:
+        """Writes the simulated step for Perfetto.
+
+        Args:
+            path: The JSON file.
+
+        Raises:
+            UserError: The plan has no simulated step.
+            OSError: The file cannot be written.
+        """
+        if not self.events:
+            raise UserError(f"{path}: a trace needs a simulated step, and this plan has none: {self.notes[-1]}")
+        write_trace(path, self.events, f"a device of {self.target.text}")
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values for `--json`."""
@@ -147,12 +171,13 @@ class RunPlan:
         return "\n\n".join([*parts, *(f"Note: {note}" for note in self.notes)])
 
 
-def plan_run(config: Config, target: str) -> RunPlan:
+def plan_run(config: Config, target: str, with_events: bool = False) -> RunPlan:
     """Plans the run of a config.
 
     Args:
         config: The run's configuration.
         target: The accelerators, such as "h100:16x8".
+        with_events: Keeps the events of the simulated step, see `write_trace`.
 
     Raises:
         UserError: The config or the target is invalid, see `build` and `list_devices`.
@@ -172,7 +197,7 @@ def plan_run(config: Config, target: str) -> RunPlan:
         "tokens": tokens_per_device(built),
     }
     try:
-        return _compiled(built, common)
+        return _compiled(built, common, with_events)
     except CompilerMissing as error:
         return _analytic(built, common, str(error))
 
@@ -185,21 +210,24 @@ def tokens_per_device(built: Built) -> float:
     return ids.size / built.layouts.mesh.size
 
 
-def _compiled(built: Built, common: dict[str, Any]) -> RunPlan:
+def _compiled(built: Built, common: dict[str, Any], with_events: bool) -> RunPlan:
     begin = time.perf_counter()
     compiled = built.step.compile(built.batch)
     seconds = time.perf_counter() - begin
     explanation = explain_built(built)
-    timeline = simulate(compiled.as_text() or "", common["target"])
+    recorder = Recorder(MAX_EVENTS if with_events else 0)
+    text, mesh = compiled.as_text() or "", built.layouts.mesh
+    timeline = simulate(text, common["target"], recorder=recorder)
     return RunPlan(
         **common,
         state=explanation.bytes_per_device,
-        traffic=_traffic(explanation.found, built.layouts.mesh, common["target"]),
+        traffic=_traffic(find_traffic(text, timeline, mesh), mesh, common["target"]),
         step_seconds=timeline.step_seconds,
         peak_bytes=explanation.compiled["total"],
         temporaries=explanation.compiled["temporaries"],
         timeline=timeline,
         compile_seconds=seconds,
+        events=tuple(recorder.events),
         notes=explanation.notes,
     )
 
@@ -207,7 +235,7 @@ def _compiled(built: Built, common: dict[str, Any]) -> RunPlan:
 def _analytic(built: Built, common: dict[str, Any], why: str) -> RunPlan:
     """Plans without a compiler: a device computes or communicates, whichever takes longer."""
     target, state = common["target"], state_bytes(built)
-    lines = built.step.cost(built.batch)
+    lines = [(line, origin_of(line.axes)) for line in built.step.cost(built.batch)]
     traffic = _traffic(lines, built.layouts.mesh, target)
     peak, seconds = target.card.flops.get(common["dtype"]), None
     if common["model_flops"] is not None and peak is not None:
@@ -224,8 +252,8 @@ def _analytic(built: Built, common: dict[str, Any], why: str) -> RunPlan:
     )
 
 
-def _traffic(lines: tuple[Collective, ...], mesh: DeviceMesh, target: Target) -> tuple[Traffic, ...]:
-    return tuple(Traffic(**asdict(line), **_exchange(line, mesh, target)) for line in lines)
+def _traffic(lines: Iterable[tuple[Collective, Origin]], mesh: DeviceMesh, target: Target) -> tuple[Traffic, ...]:
+    return tuple(Traffic(**asdict(line), **origin._asdict(), **_exchange(line, mesh, target)) for line, origin in lines)
 
 
 def _exchange(line: Collective, mesh: DeviceMesh, target: Target) -> dict[str, Any]:
@@ -265,7 +293,7 @@ def _traffic_lines(plan: RunPlan) -> Iterator[str]:
     for each in plan.traffic:
         yield (
             f"  {each.kind:<18} over {' x '.join(each.axes):<14} {each.count:>5,} a step {format_bytes(each.bytes):>10}"
-            f"   {each.link:<7} at least {each.least_seconds * 1e3:,.1f} ms"
+            f"   {each.link:<7} at least {each.least_seconds * 1e3:,.1f} ms   {each.strategy:<6} {each.source}".rstrip()
         )
     if not plan.traffic:
         yield "  none"

@@ -16,6 +16,7 @@ from ..parallel.xla.census import calls_of, replica_groups
 from .kernel_time import ATTENTION, EFFICIENCY, FREE, GEMM, Efficiency, kernel_work
 from .link_time import collective_seconds
 from .scheduled_program import Computation, Instruction, Program, parse_program
+from .trace import COMPUTE, HOST, NETWORK, Event, Recorder
 
 COLLECTIVES = (
     "all-reduce",
@@ -35,21 +36,25 @@ class Exchange(NamedTuple):
         name: The instruction that starts it.
         kind: HLO's name, such as "all-gather".
         source: The operation of JAX that it comes from.
+        bytes: Bytes of the whole value, each time: the result of an all-gather, the operand of the others.
         runs: How often a step runs it.
         seconds: Its time in a step.
         exposed: The part of `seconds` during which the compute queue waits.
         kernels: Kernels between its start and its done, the last time that it ran.
         matmuls: Those of them that are matrix products or attention.
+        attributes: The rest of its line: its groups, its source line.
     """
 
     name: str
     kind: str
     source: str
+    bytes: int
     runs: float
     seconds: float
     exposed: float
     kernels: int
     matmuls: int
+    attributes: str
 
 
 class Timeline(NamedTuple):
@@ -77,16 +82,19 @@ class Timeline(NamedTuple):
         return self.exposed_seconds / self.communication_seconds if self.communication_seconds else 0.0
 
 
-def simulate(compiled_text: str, target: Target, efficiency: Efficiency = EFFICIENCY) -> Timeline:
+def simulate(
+    compiled_text: str, target: Target, efficiency: Efficiency = EFFICIENCY, recorder: Recorder | None = None
+) -> Timeline:
     """Simulates one step.
 
     Args:
         compiled_text: `compiled.as_text()` of a step for the target.
         target: The accelerators that it was compiled for.
         efficiency: The shares of their peaks that kernels and collectives reach.
+        recorder: Collects the events of the step.
     """
     program = parse_program(compiled_text)
-    queues = _Queues(program, target, efficiency)
+    queues = _Queues(program, target, efficiency, recorder or Recorder())
     queues.run(program.computations[program.entry])
     totals = queues.totals
     exchanges = [
@@ -94,11 +102,13 @@ def simulate(compiled_text: str, target: Target, efficiency: Efficiency = EFFICI
             name=name,
             kind=_kind(instruction),
             source=instruction.source,
+            bytes=queues.sizes[name],
             runs=totals.runs[name],
             seconds=totals.seconds[name],
             exposed=totals.exposed[name],
             kernels=queues.between[name][0],
             matmuls=queues.between[name][1],
+            attributes=instruction.attributes,
         )
         for name, instruction in queues.started.items()
     ]
@@ -138,11 +148,12 @@ class _Totals:
 class _Queues:
     """The state of a simulation: until when each queue is busy, in seconds since the step began."""
 
-    def __init__(self, program: Program, target: Target, efficiency: Efficiency) -> None:
-        self.program, self.target, self.efficiency = program, target, efficiency
+    def __init__(self, program: Program, target: Target, efficiency: Efficiency, recorder: Recorder) -> None:
+        self.program, self.target, self.efficiency, self.recorder = program, target, efficiency, recorder
         self.compute = self.communication = 0.0
         self.totals = _Totals()
         self.started: dict[str, Instruction] = {}
+        self.sizes: dict[str, int] = {}
         self.ends: dict[str, float] = {}
         self.between: dict[str, tuple[int, int]] = {}
         self._kernels = self._matmuls = 0
@@ -184,8 +195,11 @@ class _Queues:
         size = operands * max(map(len, groups)) if kind == "all-gather" else operands
         seconds = collective_seconds(kind, size, groups, self.target, self.efficiency)
         name = instruction.name
-        self.started[name] = collective
-        self.communication = max(self.compute, self.communication) + seconds
+        self.started[name], self.sizes[name] = collective, size
+        begin = max(self.compute, self.communication)
+        crosses = any(len({device // self.target.gpus for device in group}) > 1 for group in groups)
+        self.recorder.add(Event(NETWORK if crosses else HOST, kind, begin, seconds, collective.source))
+        self.communication = begin + seconds
         self.ends[name] = self.communication
         self._at_start[name] = (self._kernels, self._matmuls)
         self.totals.runs[name] += 1
@@ -195,7 +209,11 @@ class _Queues:
         end = self.ends.pop(name)
         kernels, matmuls = self._at_start[name]
         self.between[name] = (self._kernels - kernels, self._matmuls - matmuls)
-        self.totals.exposed[name] += max(0.0, end - self.compute)
+        exposed = max(0.0, end - self.compute)
+        collective = self.started[name]
+        waits = f"waits for {_kind(collective)}"
+        self.recorder.add(Event(COMPUTE, waits, self.compute, exposed, collective.source))
+        self.totals.exposed[name] += exposed
         self.compute = max(self.compute, end)
 
     def _kernel(self, instruction: Instruction, computation: Computation) -> None:
@@ -203,9 +221,17 @@ class _Queues:
         is_product = bool(GEMM.search(instruction.attributes) or ATTENTION.search(instruction.attributes) or work.flops)
         self._kernels += 1
         self._matmuls += is_product
-        self.compute += work.seconds
-        self.totals.sums["compute"] += work.seconds
+        seconds = self._shared(work.seconds)
+        self.recorder.add(Event(COMPUTE, instruction.name, self.compute, seconds, instruction.source))
+        self.compute += seconds
+        self.totals.sums["compute"] += seconds
         self.totals.sums["flops"] += work.flops
+
+    def _shared(self, seconds: float) -> float:
+        """Returns the time of a kernel that starts now: it is slower while a collective runs beside it."""
+        beside = max(0.0, self.communication - self.compute)
+        slowed = seconds / self.efficiency.overlapped
+        return slowed if slowed <= beside else seconds + beside * (1 - self.efficiency.overlapped)
 
     def _loop(self, instruction: Instruction) -> None:
         """Runs the body twice, and repeats the second turn, in which the queues are as in every later one."""
@@ -216,7 +242,9 @@ class _Queues:
         if turns < 2:
             return
         before, compute, communication = self.totals.copy(), self.compute, self.communication
+        first = len(self.recorder.events)
         self.run(body)
+        self.recorder.repeat(first, int(turns) - 2, self.compute - compute)
         self.totals.add(before, self.totals.copy(), turns - 2)
         self.compute += (self.compute - compute) * (turns - 2)
         self.communication += (self.communication - communication) * (turns - 2)
@@ -226,16 +254,21 @@ class _Queues:
         branches = [*calls_of(instruction.attributes)]
         shares = [float(branch.times) for branch in branches]
         compute, communication, before = self.compute, self.communication, self.totals
-        ends = []
+        ends, recorded, first = [], [], len(self.recorder.events)
         for branch in branches:
             self.compute, self.communication, self.totals = compute, communication, before.copy()
             self.run(self.program.computations[branch.name])
             ends.append((self.compute - compute, self.communication - communication, self.totals))
+            recorded.append(self.recorder.events[first:])
+            del self.recorder.events[first:]
         if all(share == 1 for share in shares):
             longest = max(range(len(ends)), key=lambda index: ends[index][0])
             shares = [float(index == longest) for index in range(len(ends))]
         self.compute = compute + sum(share * end[0] for share, end in zip(shares, ends, strict=True))
         self.communication = communication + sum(share * end[1] for share, end in zip(shares, ends, strict=True))
+        chosen = max(range(len(ends)), key=lambda index: (shares[index], ends[index][0]))
+        if ends[chosen][0]:
+            self.recorder.replace(first, recorded[chosen], compute, (self.compute - compute) / ends[chosen][0])
         self.totals = before.copy()
         for share, (_, _, after) in zip(shares, ends, strict=True):
             self.totals.add(before, after, share)

@@ -203,6 +203,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `plan`."""
     add_config(parser)
     parser.add_argument("--target", metavar="CARD:HOSTSxGPUS", required=True, help=TARGET_HELP)
+    parser.add_argument("--trace", metavar="FILE", type=Path, help="write the simulated step as a trace for Perfetto")
     add_json(parser)
 
 
@@ -218,11 +219,15 @@ def plan(arguments: argparse.Namespace) -> int:
       spmdkit plan llama3_8b --target h100:1x8       8 H100s of one host
       spmdkit plan my.yaml --target h100:128x8       1,024 H100s
       spmdkit plan my.yaml --target my-card.yaml:4x8 --json
+      spmdkit plan my.yaml --target h100:1x8 --trace step.json    open it in ui.perfetto.dev
     """
     from ...configs import load_config
     from ...planning.run_plan import plan_run
 
-    found = plan_run(load_config(arguments.config, arguments.overrides, sizes=False), arguments.target)
+    config = load_config(arguments.config, arguments.overrides, sizes=False)
+    found = plan_run(config, arguments.target, with_events=arguments.trace is not None)
+    if arguments.trace is not None:
+        found.write_trace(arguments.trace)
     print(json.dumps(found.to_json(), indent=2) if arguments.json else found)
     return 0
 

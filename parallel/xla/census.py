@@ -64,7 +64,7 @@ def _collective(found: re.Match[str], instruction: str, mesh: DeviceMesh) -> Ite
     if start and kind != "all-reduce" and len(sizes) > 1:
         sizes = sizes[len(sizes) // 2 :]  # an asynchronous start returns (operands, results, ...)
     total = sum(sizes) * (len(groups[0]) if kind == "reduce-scatter" else 1)
-    yield Collective(kind, _axes(groups, mesh), 1, total)
+    yield Collective(kind, axes_of(groups, mesh), 1, total)
 
 
 def _bytes(dtype: str) -> int:
@@ -112,7 +112,7 @@ def _mesh_groups(axes: str, device_dims: str | None, device_order: str | None, t
     return devices.reshape(dims).transpose(others + members).reshape(-1, count).tolist()
 
 
-def _axes(groups: list[list[int]], mesh: DeviceMesh) -> tuple[str, ...]:
+def axes_of(groups: list[list[int]], mesh: DeviceMesh) -> tuple[str, ...]:
     """Returns the mesh axes along which the members of any group differ."""
     shape = tuple(mesh.shape)
     differs = np.zeros(len(shape), bool)

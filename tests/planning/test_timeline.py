@@ -1,10 +1,16 @@
 """The simulation of small programs whose times can be computed by hand."""
 
+import json
+from itertools import pairwise
+
 import pytest
+from spmdkit.launch.cli import main
+from spmdkit.mesh import targets
 from spmdkit.mesh.errors import UserError
 from spmdkit.mesh.targets import Card, Target
 from spmdkit.planning.kernel_time import Efficiency
 from spmdkit.planning.timeline import simulate
+from spmdkit.planning.trace import COMPUTE, HOST, QUEUES, Recorder, write_trace
 
 CARD = Card(
     name="a card with round figures",
@@ -21,7 +27,7 @@ CARD = Card(
     link=1e6,
     network=0.25e6,
 )
-WITHOUT_LOSSES = Efficiency(*[1.0] * 5, kernel_seconds=0.0, link_seconds=0.0, network_seconds=0.0)
+WITHOUT_LOSSES = Efficiency(*[1.0] * 6, *[0.0] * 4)
 HEADER = """HloModule step, is_scheduled=true
 
 %add (a: f32[], b: f32[]) -> f32[] {
@@ -36,10 +42,10 @@ MATMUL = 'custom_call_target="__cublas$lt$matmul", backend_config={"gemm_backend
 )
 
 
-def simulated(body: str, hosts: int = 1, computations: str = ""):
+def simulated(body: str, hosts: int = 1, computations: str = "", efficiency: Efficiency = WITHOUT_LOSSES):
     """Simulates a program on hosts with 4 devices."""
     text = f"{HEADER}{computations}ENTRY %main (x: f32[250]) -> f32[250] {{\n{body}\n}}\n"
-    return simulate(text, Target("card:1x4", CARD, hosts, 4), WITHOUT_LOSSES)
+    return simulate(text, Target("card:1x4", CARD, hosts, 4), efficiency)
 
 
 def test_kernel_moves_its_operands_and_its_result():
@@ -57,6 +63,8 @@ def test_matrix_product_takes_its_flops_at_the_peak_of_its_dtype(dtype, seconds)
     found = simulated(body)
     assert found.flops == 2e6
     assert found.step_seconds == pytest.approx(seconds)
+    filled = simulated(body, efficiency=WITHOUT_LOSSES._replace(product_seconds=0.25))
+    assert filled.step_seconds == pytest.approx(seconds + 0.25)
 
 
 PRODUCT_OF_BYTES = f"""  %x = s8[100,100] parameter(0)
@@ -108,6 +116,14 @@ def test_exposes_what_kernels_do_not_hide(kernels, step, exposed):
     assert (only.kind, only.kernels, only.matmuls) == ("all-gather", kernels, 0)
 
 
+@pytest.mark.parametrize(("speed", "step", "exposed"), [(0.8, 3e-3, 0.5e-3), (0.5, 3.5e-3, 0.0)])
+def test_kernel_is_slower_while_a_collective_runs(speed, step, exposed):
+    """A kernel of 2 ms beside 3 ms of communication: at 80 % it takes 2.5 ms; at 50 %, 1.5 of it are done after 3."""
+    found = simulated(exchange(1), efficiency=WITHOUT_LOSSES._replace(overlapped=speed))
+    assert found.step_seconds == pytest.approx(step)
+    assert found.exposed_seconds == pytest.approx(exposed)
+
+
 @pytest.mark.parametrize(
     ("groups", "seconds"),
     [
@@ -151,13 +167,16 @@ LOOP = """%body (x: f32[250]) -> f32[250] {
 """
 
 
+def loop(turns: int) -> str:
+    config = f'{{"known_trip_count":{{"n":"{turns}"}}}}'
+    return f"""  %x = f32[250] parameter(0)
+  ROOT %loop = f32[250] while(%x), condition=%add, body=%body, backend_config={config}"""
+
+
 @pytest.mark.parametrize("turns", [1, 2, 7])
 def test_loop_repeats_its_body(turns):
     """Each turn: 3 ms of communication, of which a kernel hides 2 ms."""
-    config = f'{{"known_trip_count":{{"n":"{turns}"}}}}'
-    body = f"""  %x = f32[250] parameter(0)
-  ROOT %loop = f32[250] while(%x), condition=%add, body=%body, backend_config={config}"""
-    found = simulated(body, computations=LOOP)
+    found = simulated(loop(turns), computations=LOOP)
     assert found.step_seconds == pytest.approx(3e-3 * turns)
     assert found.compute_seconds == pytest.approx(2e-3 * turns)
     assert found.exposed_seconds == pytest.approx(1e-3 * turns)
@@ -218,3 +237,59 @@ def test_fusion_moves_only_the_part_that_it_uses(computation, result, operands, 
   %i = s32[] parameter(2)
   ROOT %y = {result} fusion({operands}), kind=kLoop, calls=%fused"""
     assert simulated(body, computations=computation).step_seconds == pytest.approx((moved + 4) / 1e6)
+
+
+def recorded(body: str, computations: str, limit: int = 1000):
+    text = f"{HEADER}{computations}ENTRY %main (x: f32[250]) -> f32[250] {{\n{body}\n}}\n"
+    recorder = Recorder(limit)
+    return simulate(text, Target("card:1x4", CARD, 1, 4), WITHOUT_LOSSES, recorder), recorder.events
+
+
+def test_events_fill_the_queues_as_the_timeline_says():
+    """Each turn has a gather of 3 ms, a kernel of 2 ms, and a wait of 1 ms."""
+    timeline, events = recorded(loop(5), LOOP)
+    assert [each.name for each in events[:3]] == ["all-gather", "y", "waits for all-gather"]
+    assert len(events) == 3 * 5
+    kernels, gathers = ([each for each in events if each.queue == queue] for queue in (COMPUTE, HOST))
+    assert sum(each.seconds for each in gathers) == pytest.approx(timeline.communication_seconds)
+    assert sum(each.seconds for each in kernels) == pytest.approx(timeline.step_seconds)
+    for queue in (kernels, gathers):
+        for one, after in pairwise(queue):
+            assert one.begin + one.seconds == pytest.approx(after.begin)
+
+
+def test_turns_beyond_the_limit_become_one_event():
+    timeline, events = recorded(loop(1000), LOOP, limit=20)
+    assert len(events) == 3 * 6 + 1
+    assert events[-1].name == "994 more turns of this loop"
+    assert events[-1].begin + events[-1].seconds == pytest.approx(timeline.step_seconds)
+
+
+def test_a_branch_takes_the_time_that_counts():
+    """Half of 4 ms and half of 2 ms: the longer branch, in 3 ms."""
+    called = 'true_computation=%long, false_computation=%short, metadata={op_name="turns_1_of_2/cond"}'
+    body = f"""  %x = f32[250] parameter(0)
+  %p = pred[] constant(true)
+  ROOT %y = f32[250] conditional(%p, %x, %x), {called}"""
+    _, events = recorded(body, BRANCHES)
+    assert [(each.name, each.begin, each.seconds) for each in events] == [
+        ("b.2", 0.0, pytest.approx(1.5e-3)),
+        ("b.3", pytest.approx(1.5e-3), pytest.approx(1.5e-3)),
+    ]
+
+
+def test_writes_the_format_of_perfetto(tmp_path):
+    _, events = recorded(loop(2), LOOP)
+    write_trace(tmp_path / "step.json", events, "a device")
+    found = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+    names = [each["args"]["name"] for each in found if each["ph"] == "M" and each["name"] == "thread_name"]
+    assert names == list(QUEUES)
+    second = [each for each in found if each["ph"] == "X"][3]
+    assert (second["name"], second["tid"], second["ts"], second["dur"]) == ("all-gather", 1, 3000.0, 3000.0)
+
+
+def test_an_analytic_plan_has_no_trace(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(targets, "CUDA_PLUGINS", ())
+    assert main(["plan", "mlp", "--target", "h100:1x8", "--trace", str(tmp_path / "step.json")]) == 2
+    assert "a trace needs a simulated step" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -20,6 +20,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from spmdkit.mesh.targets import compiling_for, parse_target, target_devices
 from spmdkit.models import TransformerConfig, transformer
+from spmdkit.planning.pipeline_time import pipeline_seconds, textbook_seconds
 from spmdkit.planning.timeline import simulate
 from spmdkit.runtime.compilation import default_options
 
@@ -39,12 +40,16 @@ class Case(NamedTuple):
     rows: int
 
 
+STAGES = {"size": 4, "microbatches": 32}
+KEPT = {"size": 8, "keep": "step"}
 CASES = {
     "fsdp8": Case("h100:1x8", {"fsdp": 8}, 8192, 2),
     "fsdp128": Case("h100:16x8", {"fsdp": 128}, 8192, 2),
     "hsdp": Case("h100:16x8", {"data": 16, "fsdp": 8}, 8192, 2),
     "hsdp_at_end": Case("h100:16x8", {"data": {"size": 16, "reduce": "at_end"}, "fsdp": 8}, 8192, 2),
     "fsdp_tensor": Case("h100:16x8", {"fsdp": 16, "tensor": 8}, 4096, 1),
+    "pipe_1f1b": Case("h100:16x8", {"pipe": STAGES, "fsdp": KEPT, "tensor": 4}, 8192, 8),
+    "pipe_zb_h1": Case("h100:16x8", {"pipe": STAGES | {"schedule": "zb_h1"}, "fsdp": KEPT, "tensor": 4}, 8192, 8),
 }
 
 
@@ -56,7 +61,7 @@ def main() -> None:
     for name in parser.parse_args().cases or CASES:
         case = CASES[name]
         row(name, "spmdkit", case, ours(case))
-        if name == "hsdp_at_end":
+        if name == "hsdp_at_end" or "pipe" in case.strategy:
             continue
         row(name, "spmdkit, bfloat16 sums", case, ours(case, reduce="bfloat16"))
         if "tensor" not in case.strategy:
@@ -64,7 +69,15 @@ def main() -> None:
 
 
 def row(name: str, step: str, case: Case, compiled: Any) -> None:
-    found = simulate(compiled.as_text(), parse_target(case.target))
+    pipeline = lay_out_case(case, Precision(compute="bfloat16"))[1].pipeline
+    timetable = pipeline.timetable if pipeline else None
+    found = simulate(compiled.as_text(), parse_target(case.target), timetable=timetable)
+    if pipeline and timetable:
+        ours, textbook = (
+            pipeline_seconds(timetable, found.parts),
+            textbook_seconds(pipeline.schedule, timetable, found.parts),
+        )
+        step += f", ticks {ours / textbook:.3f} times the textbook's {textbook * 1e3:,.0f} ms"
     temporary = compiled.memory_analysis().temp_size_in_bytes
     print(
         f"| {name} | {step} | {found.step_seconds * 1e3:,.0f} | {found.exposed_seconds * 1e3:.1f} "

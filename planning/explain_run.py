@@ -69,8 +69,8 @@ def explain(config: Config, target: str | None = None, hlo: Path | None = None) 
     if hlo is not None:
         with atomic_write(absolute_path(hlo)) as partial:
             partial.write_text(text, encoding="utf-8")
-    planned = built.layouts.mesh.target
-    timeline = simulate(text, planned) if planned else None
+    planned, pipeline = built.layouts.mesh.target, built.layouts.pipeline
+    timeline = simulate(text, planned, timetable=pipeline.timetable if pipeline else None) if planned else None
     return ExplainedRun(explanation, timeline, tokens_per_device(built))
 
 

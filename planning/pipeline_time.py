@@ -8,37 +8,59 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ..parallel.schedule.schedule_table import Action, Schedule
 from ..parallel.schedule.timetable import Timetable, turns_of
+from ..parallel.xla.optional_turns import EXCHANGE
 
 
-def tick_seconds(timetable: Timetable, parts: Mapping[str, float]) -> np.ndarray:
-    """Returns the seconds of each action without its message, (ticks, stages).
+def tick_seconds(timetable: Timetable, parts: Mapping[str, Sequence[float]]) -> np.ndarray:
+    """Returns the seconds of each tick on each stage without its message, (ticks, stages).
 
     Args:
         timetable: The timetable of the pipeline.
-        parts: The part of a tick, such as "forward" -> the seconds that it takes on a stage that runs it.
+        parts: The part of a tick, such as "forward" -> the seconds of its branches. The longer one runs it, and the
+            other one skips it.
     """
     seconds = np.zeros(timetable.entries.kind.shape)
     for part, turns in turns_of(timetable).items():
-        seconds += parts.get(part, 0.0) * (turns > 0)
+        branches = parts.get(part, [0.0])
+        seconds += np.where(turns > 0, max(branches), min(branches))
     return seconds
 
 
-def pipeline_seconds(timetable: Timetable, ticks: np.ndarray, sends: Sequence[float]) -> float:
+def pipeline_seconds(timetable: Timetable, parts: Mapping[str, Sequence[float]]) -> float:
     """Returns the seconds of one run of a timetable.
 
     Args:
         timetable: The timetable of the pipeline.
-        ticks: The result of `tick_seconds`.
-        sends: The seconds of a message in each of `timetable.sends`.
+        parts: As in `tick_seconds`; and "exchange" -> the seconds of the messages in each of `timetable.sends`.
     """
+    ticks, sends = tick_seconds(timetable, parts), parts[EXCHANGE]
     clock = np.zeros(ticks.shape[1])
     for tick, index in enumerate(timetable.entries.sends[:, 0]):
         clock += ticks[tick]
-        for pairs in timetable.sends[index]:
+        directions = [pairs for pairs in timetable.sends[index] if pairs]
+        for pairs in directions:
             ends = clock.copy()
             for pair in pairs:
                 stages = list(pair)
-                ends[stages] = np.maximum(ends[stages], clock[stages].max() + sends[index])
+                ends[stages] = np.maximum(ends[stages], clock[stages].max() + sends[index] / len(directions))
             clock = ends
     return float(clock.max())
+
+
+def textbook_seconds(schedule: Schedule, timetable: Timetable, parts: Mapping[str, Sequence[float]]) -> float:
+    """Returns the seconds of a schedule if messages take no time and each action starts when what it needs is done.
+
+    Args:
+        schedule: The schedule.
+        timetable: Its timetable.
+        parts: As in `tick_seconds`; the time to skip a part does not count.
+    """
+    ticks = tick_seconds(timetable, {part: (0.0, max(branches)) for part, branches in parts.items()})
+    free = [0.0] * schedule.stages
+    done: dict[tuple[int, Action], float] = {}
+    for tick, stage, action in schedule.actions():
+        start = max([free[stage], *(done.get(need, 0.0) for need in schedule.needs(stage, action))])
+        free[stage] = done[stage, action] = start + float(ticks[tick, stage])
+    return max(free)

@@ -217,7 +217,9 @@ def _compiled(built: Built, common: dict[str, Any], with_events: bool) -> RunPla
     explanation = explain_built(built)
     recorder = Recorder(MAX_EVENTS if with_events else 0)
     text, mesh = compiled.as_text() or "", built.layouts.mesh
-    timeline = simulate(text, common["target"], recorder=recorder)
+    pipeline = built.layouts.pipeline
+    timetable = pipeline.timetable if pipeline else None
+    timeline = simulate(text, common["target"], recorder=recorder, timetable=timetable)
     return RunPlan(
         **common,
         state=explanation.bytes_per_device,

@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..mesh.targets import Target
+from ..parallel.schedule.timetable import Timetable
 from ..parallel.xla.census import calls_of, replica_groups
+from ..parallel.xla.optional_turns import EXCHANGE, part_of
 from .kernel_time import ATTENTION, EFFICIENCY, FREE, GEMM, Efficiency, kernel_work
 from .link_time import collective_seconds
+from .pipeline_time import pipeline_seconds
 from .scheduled_program import Computation, Instruction, Program, parse_program
 from .trace import COMPUTE, HOST, NETWORK, Event, Recorder
 
@@ -67,6 +70,8 @@ class Timeline(NamedTuple):
         exposed_seconds: Time during which the compute queue waits for collectives.
         flops: Operations of its matrix products and attention.
         exchanges: Its collectives; those that expose the most time come first.
+        parts: The part of a pipeline's tick -> the seconds of each branch: the part and its omission, or the exchanges
+            of messages; empty without a pipeline.
     """
 
     step_seconds: float
@@ -75,6 +80,7 @@ class Timeline(NamedTuple):
     exposed_seconds: float
     flops: float
     exchanges: tuple[Exchange, ...]
+    parts: dict[str, list[float]]
 
     @property
     def exposed_share(self) -> float:
@@ -83,7 +89,11 @@ class Timeline(NamedTuple):
 
 
 def simulate(
-    compiled_text: str, target: Target, efficiency: Efficiency = EFFICIENCY, recorder: Recorder | None = None
+    compiled_text: str,
+    target: Target,
+    efficiency: Efficiency = EFFICIENCY,
+    recorder: Recorder | None = None,
+    timetable: Timetable | None = None,
 ) -> Timeline:
     """Simulates one step.
 
@@ -92,11 +102,18 @@ def simulate(
         target: The accelerators that it was compiled for.
         efficiency: The shares of their peaks that kernels and collectives reach.
         recorder: Collects the events of the step.
+        timetable: The timetable of a pipeline; None without one. Kernels and collectives are those of a stage that
+            runs each part of a tick as often as the stage with the most; the time of the step includes the waits of
+            all stages for each other.
     """
     program = parse_program(compiled_text)
     queues = _Queues(program, target, efficiency, recorder or Recorder())
     queues.run(program.computations[program.entry])
     totals = queues.totals
+    step_seconds = max(queues.compute, queues.communication)
+    if timetable:
+        runs = round(totals.sums["ticks"] / len(timetable.entries.kind))
+        step_seconds += runs * pipeline_seconds(timetable, queues.parts) - totals.sums["parts"]
     exchanges = [
         Exchange(
             name=name,
@@ -113,12 +130,13 @@ def simulate(
         for name, instruction in queues.started.items()
     ]
     return Timeline(
-        step_seconds=max(queues.compute, queues.communication),
+        step_seconds=step_seconds,
         compute_seconds=totals.sums["compute"],
         communication_seconds=sum(totals.seconds.values()),
         exposed_seconds=sum(totals.exposed.values()),
         flops=totals.sums["flops"],
         exchanges=tuple(sorted(exchanges, key=lambda each: -each.exposed)),
+        parts=queues.parts,
     )
 
 
@@ -156,6 +174,8 @@ class _Queues:
         self.sizes: dict[str, int] = {}
         self.ends: dict[str, float] = {}
         self.between: dict[str, tuple[int, int]] = {}
+        self.parts: dict[str, list[float]] = {}
+        self._in_part = False
         self._kernels = self._matmuls = 0
         self._at_start: dict[str, tuple[int, int]] = {}
 
@@ -251,6 +271,9 @@ class _Queues:
 
     def _branch(self, instruction: Instruction) -> None:
         """Runs each branch by the share of turns that takes it; the longest one if the shares are unknown."""
+        part = part_of(instruction.attributes)
+        outermost = part is not None and not self._in_part
+        self._in_part |= outermost
         branches = [*calls_of(instruction.attributes)]
         shares = [float(branch.times) for branch in branches]
         compute, communication, before = self.compute, self.communication, self.totals
@@ -272,6 +295,11 @@ class _Queues:
         self.totals = before.copy()
         for share, (_, _, after) in zip(shares, ends, strict=True):
             self.totals.add(before, after, share)
+        if part is not None and outermost:
+            self._in_part = False
+            self.parts[part] = [end[0] for end in ends]
+            self.totals.sums["parts"] += self.compute - compute
+            self.totals.sums["ticks"] += part == EXCHANGE
 
 
 def _kind(instruction: Instruction) -> str:

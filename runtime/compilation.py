@@ -92,7 +92,8 @@ def default_options(plan: ShardingPlan) -> dict[str, Any]:
         latency hiding      puts products between the start and the end of a collective. NVIDIA's images of JAX set it
         double buffering    two blocks in each turn of a loop, so that what it carries is not copied: fsdp 8 takes 1,776
                             instead of 1,785 ms, fsdp 128 1,779 instead of 1,807. It is slower if gradients are
-                            summed over `data` in the loop: data 16 x fsdp 8 takes 1,901 instead of 1,815
+                            summed over `data` in the loop (data 16 x fsdp 8 takes 1,901 instead of 1,815), and if
+                            the loop is that of a pipeline, because it copies all buffers that a tick skips
         overlap limit 2     two collectives at a time, if `fsdp` alone crosses hosts: fsdp 128 takes 1,767 instead of
                             1,779. fsdp 16 x tensor 8 is slower, at 4,096 positions 268 instead of 258
 
@@ -102,7 +103,7 @@ def default_options(plan: ShardingPlan) -> dict[str, Any]:
     if plan.platform not in CUDA:
         return {}
     options: dict[str, Any] = {LATENCY_HIDING: True}
-    if not reduces_in_backward(plan):
+    if not reduces_in_backward(plan) and not plan.pipeline:
         options[DOUBLE_BUFFERING] = True
     axes = [name for name in plan.mesh.axis_names if plan.mesh.axis_size(name) > 1]
     if axes == [fsdp.AXIS] and plan.mesh.axes_across_processes:

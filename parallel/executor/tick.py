@@ -12,7 +12,7 @@ from jax import Array, lax
 from ..pipeline import AXIS
 from ..schedule.schedule_table import Kind
 from ..schedule.timetable import Entry, Sends, Timetable, count_turns
-from ..xla.optional_turns import Turns, run_turns, turns_scope
+from ..xla.optional_turns import EXCHANGE, Turns, run_turns, turns_scope
 from ..xla.ordered_collectives import order_after
 from ..xla.platform import TRICKS, by_platform
 
@@ -140,7 +140,7 @@ def exchange(timetable: Timetable, entry: Entry, inbox: Message, made: Message) 
         ticks = timetable.entries.sends[:, 0].tolist()
         counts = [ticks.count(each) for each in range(len(timetable.sends))]
         branches = [partial(_send, sends, timetable) for sends in timetable.sends]
-        with jax.named_scope(turns_scope("exchange", counts, len(ticks))):
+        with jax.named_scope(turns_scope(EXCHANGE, counts, len(ticks))):
             return lax.switch(index, branches, made)
 
     from_below, from_above = by_platform("loops", with_all, with_some, made, entry.sends)

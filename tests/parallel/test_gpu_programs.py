@@ -13,6 +13,7 @@ import pytest
 from spmdkit.mesh.targets import parse_target
 from spmdkit.models import TransformerConfig, transformer
 from spmdkit.parallel.verification.collective_check import check_collectives
+from spmdkit.planning.pipeline_time import pipeline_seconds, textbook_seconds
 from spmdkit.planning.timeline import simulate
 from spmdkit.runtime.compilation import OVERLAP_LIMIT, default_options
 
@@ -28,7 +29,7 @@ def step_for(target, strategy, *, rows, length=2048, vocabulary=1024, remat="ful
     """A step for a target, and the shapes of its batch."""
     model = transformer(TransformerConfig(length=length, vocabulary=vocabulary, **(sizes or SMALL)))
     plan = lay_out(model, strategy, precision=BFLOAT16, devices=list_devices(target=target))
-    xla = {"xla_gpu_enable_triton_gemm": False}
+    xla = {"xla_gpu_enable_triton_gemm": False} | default_options(plan)
     step = build_step(model, optax.adamw(1e-3), plan, clip_norm=1.0, remat=remat, precision=BFLOAT16, xla=xla)
     shapes = {"inputs": jnp.int32, "targets": jnp.int32, "weights": jnp.float32}
     batch = {name: jax.ShapeDtypeStruct((rows, length), dtype) for name, dtype in shapes.items()}
@@ -74,6 +75,26 @@ def test_8b_step_holds_neither_scores_nor_logits():
     assert memory.argument_size_in_bytes == pytest.approx((1 + moments) * parameters, rel=1e-3)
     assert memory.temp_size_in_bytes < 13.5e9
     assert not re.search(r"\[2,8,4,2048,8192\]|f32\[2,8192,128256\]", compiled.as_text())
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_stages_of_a_pipeline_wait_only_for_their_messages(schedule):
+    """Llama-3 8B on pipe 4 x fsdp 8 x tensor 4, 32 microbatches: if all stages met in each tick, 1.40 times the
+    textbook."""
+    strategy = {
+        "pipe": {"size": 4, "microbatches": 32, "schedule": schedule},
+        "fsdp": {"size": 8, "keep": "step"},
+        "tensor": 4,
+    }
+    step, batch = step_for("h100:16x8", strategy, rows=256, length=8192, vocabulary=128_256, **LLAMA_8B)
+    text, pipeline = step.compile(batch).as_text(), step.plan.pipeline
+    found = simulate(text, parse_target("h100:16x8"), timetable=pipeline.timetable)
+    textbook = textbook_seconds(pipeline.schedule, pipeline.timetable, found.parts)
+    assert pipeline_seconds(pipeline.timetable, found.parts) < 1.05 * textbook
+    gradients = [each for each in found.exchanges if each.kind == "reduce-scatter" and "/fsdp" in each.source]
+    copied = re.findall(r"bf16\[8,1,8192,\d+\]\S* copy\(", text)
+    assert copied == [], "buffers that a tick skips stay where they are"
+    assert all(each.runs == 1 for each in gradients)
 
 
 def test_two_collectives_overlap_if_only_fsdp_crosses_hosts():

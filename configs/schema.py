@@ -82,8 +82,8 @@ class LayoutsConfig:
     rules: Mapping[str, tuple[str | tuple[str, ...] | None, ...]] = field(default_factory=dict)
     """Regular expression of parameter paths -> one entry per dim: an axis, null (not sharded) or a list of axes."""
     match: Literal["fullmatch", "search", "first"] = "fullmatch"
-    """How a rule matches a path: fullmatch, the whole path (two rules for one path are an error); search, any part of
-    it (likewise); first, the whole path, and the first matching rule wins."""
+    """The part of a path that a rule must match: fullmatch, all of it (two rules for one path are an error); search,
+    any part (likewise); first, all of it, and the first matching rule wins."""
     unmatched: Literal["error", "warn", "replicate"] = "error"
     """Reaction to a parameter without a layout from a rule or a strategy."""
     unmatched_floor: Count = 1024**2
@@ -113,8 +113,8 @@ class TrainConfig:
     """With skip, the maximum number of consecutive discarded updates; with roll_back, of rollbacks of the whole run.
     The next one stops the run."""
     remat: Literal["none", "dots", "full"] = "none"
-    """What the backward pass recomputes instead of storing: nothing, all but matrix products, or all but block
-    inputs."""
+    """Values that the backward pass recomputes, so that they are not stored: none; dots, all but matrix products; full,
+    all but block inputs."""
 
     @property
     def max_skips(self) -> int:
@@ -229,7 +229,7 @@ class Config:
 
     run: RunConfig = field(default_factory=RunConfig)
     model: Mapping[str, Any] = field(default_factory=lambda: {"name": "transformer"})
-    """`name`, a model of the catalog or your own `module:function`, `check`, and the options of that model."""
+    """`name` (a model of the catalog or your own `module:function`), `check`, `lora`, and the options of that model."""
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     strategy: Mapping[str, Any] = field(default_factory=lambda: {"data": option_types()["data"](size=-1)})

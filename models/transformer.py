@@ -51,8 +51,18 @@ from ..parallel.sharding.named_outputs import name_output
 from ..parallel.sharding.parallel_context import held_positions, own_positions
 from ..parallel.xla.product import weight_first
 from .attention import Slowing, choose_attention, rotate
-from .chunked_loss import chunked_cross_entropy, count_chunks
-from .layers import add_biases, cross_entropy, dropout, head_norm, layer_norm, recompute, rms_norm, truncated_normal
+from .layers import (
+    add_biases,
+    chunked_cross_entropy,
+    count_chunks,
+    cross_entropy,
+    dropout,
+    head_norm,
+    layer_norm,
+    recompute,
+    rms_norm,
+    truncated_normal,
+)
 from .transformer_config import TransformerConfig
 from .transformer_split import SplitTransformer
 

@@ -12,15 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 from annotated_types import Ge, Le, Lt
 from jax import Array
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError, WithJsonSchema
 from pydantic_core import ErrorDetails
 
 from ..mesh.errors import UserError, did_you_mean
 
 REST = -1
 """The size of an axis that takes all remaining devices."""
+MIN_FLOAT32, MAX_FLOAT32 = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.float32).max)
 PositiveFloat32: TypeAlias = Annotated[
-    float, Ge(float(np.finfo(np.float32).smallest_normal)), Le(float(np.finfo(np.float32).max))
+    float, Ge(MIN_FLOAT32), Le(MAX_FLOAT32), WithJsonSchema({"type": "number", "exclusiveMinimum": 0})
 ]
 """A positive number that devices read neither as 0 nor as infinite."""
 RULES = {
@@ -107,6 +108,8 @@ def rule_of(error: ErrorDetails) -> str:
         choices = [each for each in re.findall(r"'([^']*)'", context["expected"]) if each]
         near = did_you_mean(error["input"], choices) if isinstance(error["input"], str) else ""
         return f"one of {', '.join(choices)}{f' ({near.strip()})' if near else ''}"
+    if context.get("ge") == MIN_FLOAT32:
+        return "positive in float32"
     values = {name: show_number(value) for name, value in context.items()}
     return RULES.get(error["type"], error["msg"]).format(**values)
 
@@ -180,7 +183,7 @@ class Precision:
 
     @property
     def needs_x64(self) -> bool:
-        """Whether JAX's 64-bit types must be enabled."""
+        """True if JAX's 64-bit types must be enabled."""
         return "float64" in (self.params, self.compute, self.reduce)
 
 

@@ -46,8 +46,7 @@ LIBRARIES = {
     "equinox": ("Module", "equinox", "adapt_equinox"),
     "keras": ("Layer", "keras", "adapt_keras"),
 }
-"""The library's module -> its base class, the file here and the function in it. A new library is "
-"one file and one line."""
+"""The library's module -> its base class, the file here and the function in it. A new library is one file and one line."""
 MAKERS = {"rngs": "flax.nnx", "key": "equinox"}
 """The argument of a function that makes a module -> the module's library."""
 NO_OPTIONS = ("parent", "name")

@@ -161,7 +161,7 @@ NAMES = "model.name must be hugging_face, mlp, moe, transformer, or your own as 
         ("precision: {loss_scale_interval: 2147483648}",
          "line 1: precision.loss_scale_interval must be less than 2147483648, got 2147483648 (integer)."),
         ("precision: {loss_scale_initial: 1.0e-320}",
-         "line 1: precision.loss_scale_initial must be at least 1.17549e-38, got 1e-320 (number)."),
+         "line 1: precision.loss_scale_initial must be positive in float32, got 1e-320 (number)."),
         ("precision: {loss_scale: 1.0e+300}", "line 1: precision.loss_scale must be a number of float32, at most"),
         ("train: {clip_norm: .inf}", "line 1: train.clip_norm must be a finite number, got inf (number)."),
         ("train: {not_finite: rollback}", "line 1: train.not_finite must be one of stop, skip, roll_back (Did you"),

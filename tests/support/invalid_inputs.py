@@ -125,7 +125,7 @@ STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n1,n2
 NUMBERS = {
     "no steps": number("train.steps", "0", "must be at least 1, got 0 (integer)"),
     "a batch larger than the data": train(("train.global_batch=8000",), ("train.global_batch=8000", "7772")),
-    "a rate of zero": number("optimizer.learning_rate", "0", "must be at least 1.17549e-38"),
+    "a rate of zero": number("optimizer.learning_rate", "0", "must be positive in float32"),
     "layers that no machine can hold": train(("model.widths=[16000000, 1000000]",), ("does not fit", "model.width")),
 }
 STRATEGIES = {

@@ -22,7 +22,7 @@ from .validation import BYTE_KEYS, BYTES, make_adapter
 from .yaml_reader import SCALARS
 
 TYPES = {"boolean": "true or false", "object": "a mapping (key: value)", "integer": "an integer"}
-LIMITS = dict(minimum="at least", exclusiveMinimum="greater than", maximum="at most", exclusiveMaximum="less than")
+LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "less than"}
 ITEMS = {"string": "strings", "integer": "integers", "number": "numbers", "object": "mappings"}
 OWN_CODE = {"type": "string", "pattern": "^[^:]+:[^:]+$", "description": "Your own code as module:function."}
 

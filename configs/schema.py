@@ -18,7 +18,7 @@ from annotated_types import Ge, Le, Lt
 
 from ..data.config import DataConfig
 from ..layouts.paths import pattern_problem
-from ..mesh.errors import UserError
+from ..mesh.errors import raise_problems
 from ..parallel.options import Precision
 from ..parallel.sharding.strategies import option_types
 from ..training.optimizing.optimizer_config import OptimizerConfig
@@ -62,8 +62,7 @@ class RunConfig:
         options = () if isinstance(self.xla, str) else self.xla
         wrong = [option for option in options if not re.fullmatch(r"(--)?xla_\w+(=[^\s=]+)?", option)]
         problems += [f"run.xla: {each!r} is not an XLA option such as xla_gpu_autotune_level=2." for each in wrong]
-        if problems:
-            raise UserError("\n".join(problems))
+        raise_problems(problems)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,9 +152,8 @@ class CheckpointConfig:
     head/.*"""
 
     def __post_init__(self) -> None:
-        problems = [f"checkpoint.start_fresh: {error}" for error in map(pattern_problem, self.start_fresh) if error]
-        if problems:
-            raise UserError("\n".join(problems))
+        found = map(pattern_problem, self.start_fresh)
+        raise_problems(f"checkpoint.start_fresh: {problem}" for problem in found if problem)
 
 
 MIN_WRITING, A_WEEK = 1200, 604800

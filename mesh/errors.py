@@ -90,6 +90,12 @@ def unknown_options(unknown: Iterable[str], known: Iterable[str], key: str, of: 
     return [f"{key}.{name} is not {what}.{did_you_mean(name, known, otherwise='The options are')}" for name in unknown]
 
 
+def raise_problems(problems: Iterable[str]) -> None:
+    """Raises a UserError with all problems, one on each line, if there are any."""
+    if lines := list(problems):
+        raise UserError("\n".join(lines))
+
+
 def first_line(error: BaseException) -> str:
     """Returns the type and the first line of an error from another library."""
     line = str(error).strip().partition("\n")[0][:200].rstrip(".")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Lt
 
 from ..mesh.axes import divisors
-from ..mesh.errors import UserError
+from ..mesh.errors import raise_problems
 from ..parallel.options import type_problems
 
 Positive = Annotated[int, Ge(1)]
@@ -73,9 +73,7 @@ class TransformerConfig:
     their parameters, the largest number up to this that divides the layers."""
 
     def __post_init__(self) -> None:
-        problems = type_problems("model", self) or self.problems()
-        if problems:
-            raise UserError("\n".join(problems))
+        raise_problems(type_problems("model", self) or self.problems())
 
     def problems(self) -> list[str]:
         """Returns the problems of options with each other."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from ..mesh.errors import UserError, did_you_mean
+from ..mesh.errors import UserError, did_you_mean, raise_problems
 from ..parallel.options import type_problems
 from .shares import whole_weights
 
@@ -150,8 +150,7 @@ class DataConfig:
         problems = type_problems("data", self)
         for number, part in enumerate([] if problems else self.mixture):
             problems += type_problems(f"data.mixture[{number}]", part)
-        if problems := problems or [*_problems(self)]:
-            raise UserError("\n".join(problems))
+        raise_problems(problems or _problems(self))
 
 
 def part_config(config: DataConfig, number: int) -> DataConfig:

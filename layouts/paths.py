@@ -29,7 +29,14 @@ def leaves_with_paths(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -
 
 
 def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns leaves by path as dicts of dicts, the reverse of `leaves_with_paths` for such trees."""
+    """Returns leaves by path as nested dicts: {"targets/box": a} becomes {"targets": {"box": a}}.
+
+    Args:
+        leaves: Path -> leaf, such as the arrays of a batch by name.
+
+    Returns:
+        Dicts of dicts; former lists are dicts with the keys "0", "1", ...
+    """
     tree: dict[str, Any] = {}
     for path, leaf in leaves.items():
         *parents, last = path.split("/")

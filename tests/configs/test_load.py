@@ -156,7 +156,6 @@ NAMES = "model.name must be hugging_face, mlp, moe, transformer, or your own as 
         ("train: {steps: 2147483648}", "line 1: train.steps must be at most 2147483647, got 2147483648 (integer)."),
         ("train: {most_not_finite: 3e9}", "line 1: train.most_not_finite must be at most 2147483647, got 3000000000"),
         ("run: {simulate: 80000}", "line 1: run.simulate must be at most 4096, got 80000 (integer)."),
-        ("data: {prefetch: 1025}", "line 1: data.prefetch must be at most 1024, got 1025 (integer)."),
         ("data: {threads: 1025}", "line 1: data.threads must be at most 1024, got 1025 (integer)."),
         ("precision: {loss_scale_interval: 2147483648}",
          "line 1: precision.loss_scale_interval must be less than 2147483648, got 2147483648 (integer)."),

@@ -95,7 +95,7 @@ class LaunchConfig:
     """Settings for starting the run on a cluster (`spmdkit launch --on slurm`, `mpi`, `kubernetes`)."""
 
     nodes: Positive = 1
-    """Hosts."""
+    """Number of hosts."""
     processes_per_node: Positive = 1
     """Processes of the run on each host; on kubernetes 1, because a pod contains one."""
     gpus_per_process: Count = 0

@@ -174,12 +174,12 @@ class Timeouts:
     """For a step, a batch of data or a save; after that, the run ends and reports the process that blocks it; 0 =
     never."""
     first_step: Count = 0
-    """For the first step of a process, in which devices connect; 0 = as `step`."""
+    """For the first step of a process, in which devices connect; 0 = the same as `step`."""
     evaluation: Count = 0
-    """For a batch of an evaluation; 0 = as `step`."""
+    """For a batch of an evaluation; 0 = the same as `step`."""
     save: Count = 0
-    """For the part of a save that training waits for, and the minimum for writing it in the background; 0 = as
-    `step`."""
+    """For the part of a save that training waits for, and the minimum for writing it in the background; 0 = the
+    same as `step`."""
     stop: Positive = 120
     """After a signal, for the run to finish its step, save and end; then `spmdkit launch` kills the processes."""
 
@@ -200,7 +200,7 @@ class GuardsConfig:
     """A process is reported as slow if its own work (waiting for data, Python) delays every step by more than this
     fraction of the step; 0 = off."""
     straggler_steps: Annotated[int, Ge(2)] = 20
-    """Number of steps, most of them slow, before it is reported."""
+    """Number of steps, most of them slow, after which a process is reported."""
     ledger: bool = True
     """Write where the time of the run went to goodput.jsonl."""
 

@@ -15,7 +15,7 @@ from jax import Array
 from pydantic import ConfigDict, TypeAdapter, ValidationError, WithJsonSchema
 from pydantic_core import ErrorDetails
 
-from ..mesh.errors import UserError, did_you_mean
+from ..mesh.errors import UserError, did_you_mean, raise_problems
 
 REST = -1
 """The size of an axis that takes all remaining devices."""
@@ -59,9 +59,7 @@ def check_options(strategy: str, options: Any, problems: Iterable[str] = ()) -> 
     found = type_problems(f"strategy.{strategy}", options)
     if not found and options.size < 1 and options.size != REST:
         found.append(f"strategy.{strategy}={options.size} must be at least 1, or {REST} for the remaining devices.")
-    found = found or list(problems)
-    if found:
-        raise UserError("\n".join(found))
+    raise_problems(found or problems)
 
 
 def type_problems(section: str, options: Any) -> list[str]:
@@ -171,8 +169,7 @@ class Precision:
                 "dtype of the parameters, which would lose them after the division by the scale. Set "
                 "precision.params=float32, or precision.loss_scale=none."
             )
-        if problems:
-            raise UserError("\n".join(problems))
+        raise_problems(problems)
 
     @property
     def scaling(self) -> Literal["dynamic", "none"] | float:

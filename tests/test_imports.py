@@ -19,7 +19,7 @@ MAX_CODE_LINES = {
     "mesh": 810,
     "layouts": 1100,
     "parallel": 7610,
-    "models": 2450,
+    "models": 2440,
     "data": 2400,
     "checkpoints": 1090,
     "training": 2510,

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..layouts.paths import some
 from ..layouts.sizes import counted
-from ..mesh.errors import UserError
+from ..mesh.errors import UserError, first_lines
 from ..mesh.exit_codes import TRY_AGAIN
 from ..mesh.known_causes import TRACEBACK_VARIABLE, is_out_of_memory
 
@@ -157,12 +157,7 @@ def mismatch(begin: str, problems: Sequence[str], advice: str) -> CheckpointErro
         advice: What to change.
     """
     first = f"{begin}, in {counted(len(problems), 'array')}:"
-    return CheckpointError("\n  ".join([first, *shorten(problems)]) + f"\n{advice}")
-
-
-def shorten(lines: Sequence[str], most: int = MAX_LISTED) -> list[str]:
-    """Returns the first lines of a list and the number of the others."""
-    return [*lines[:most], f"... and {len(lines) - most} more"] if len(lines) > most else [*lines]
+    return CheckpointError("\n  ".join([first, *first_lines(problems, MAX_LISTED)]) + f"\n{advice}")
 
 
 def kind(array: Any) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..layouts.sizes import counted, format_bytes
-from ..mesh.errors import printable
-from .damage import DamagedCheckpoint, shorten
+from ..mesh.errors import first_lines, printable
+from .damage import MAX_LISTED, DamagedCheckpoint
 from .directory import Found, display_path
 from .restore import StoredCheckpoint
 
@@ -75,7 +75,7 @@ class Verdict(NamedTuple):
             read = f"{counted(self.arrays, 'array')}, {format_bytes(self.num_bytes)}"
             return printable(f"{where}: whole; {read} are bit for bit what was saved")
         problems = [f"{path}: {problem}" if path else problem for path, problem in self.problems.items()]
-        return printable("\n  ".join([f"{where}: DAMAGED", *shorten(problems)]))
+        return printable("\n  ".join([f"{where}: DAMAGED", *first_lines(problems, MAX_LISTED)]))
 
 
 def verify(found: Found) -> Iterator[Verdict]:

@@ -12,6 +12,7 @@ Arrays without replicas (parameters under `fsdp` alone) cannot be compared.
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,17 +20,19 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..layouts.paths import leaves_with_paths
+from ..layouts.paths import leaves_with_paths, some
 from ..layouts.sizes import array_bytes
 from ..mesh.compat import Device
 from ..mesh.devices import device_name
+from ..mesh.errors import first_lines
 from ..mesh.exit_codes import TRY_AGAIN
 from .checksums import checksums
-from .damage import shorten
 
 MAX_ARRAYS = 4
 MAX_DEVICES = 6
 """Arrays and devices listed in one message."""
+few = partial(some, most=MAX_DEVICES)
+"""Joins the names of the first devices, and the number of the others."""
 
 
 class ReplicasDiffer(RuntimeError):
@@ -145,7 +148,7 @@ class ReplicaCheck:
             found: The result of `differences`.
         """
         begin = f"Step {number}: devices that hold copies of the same array hold other bits:"
-        return "\n  ".join([begin, *shorten([self._line(each) for each in found], MAX_ARRAYS)])
+        return "\n  ".join([begin, *first_lines([self._line(each) for each in found], MAX_ARRAYS)])
 
     def _line(self, difference: Difference) -> str:
         names = [f"{device_name(device)} (rank {device.process_index})" for device in self.devices]
@@ -153,12 +156,6 @@ class ReplicaCheck:
         if not agreeing:
             return f"{difference.path}: {few(odd)} differ from each other; with no majority, any may be at fault"
         return f"{difference.path}: {few(odd)} {'has' if len(odd) == 1 else 'have'} other bits than {few(agreeing)}"
-
-
-def few(names: Sequence[str]) -> str:
-    """Joins the first of some names and the number of the others."""
-    more = f" and {len(names) - MAX_DEVICES} more" if len(names) > MAX_DEVICES else ""
-    return ", ".join(names[:MAX_DEVICES]) + more
 
 
 def _groups(leaf: Any, devices: Sequence[Device]) -> list[np.ndarray]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..layouts.paths import pattern_problem
 from ..layouts.sizes import RowSplit
+from ..layouts.tensor_layout import names_of
 from ..mesh.axes import divisors
 from ..mesh.errors import did_you_mean
 from ..parallel.options import Precision
@@ -60,7 +61,7 @@ def size_problems(
         if problem:
             return [problem]
         sizes = resolved_sizes(sizes, num_devices)
-    ruled = {axis for entries in config.layouts.rules.values() for axis in _named_axes(entries)}
+    ruled = {axis for entries in config.layouts.rules.values() for entry in entries for axis in names_of(entry)}
     split = _row_split(strategy, sizes, ruled, train.accumulate)
     found = (
         _microbatches_problem(strategy, sizes),
@@ -94,15 +95,11 @@ def layout_problems(rules: Mapping[str, Iterable[str | tuple[str, ...] | None]])
                 f"layouts.rules: {pattern!r} names {axis!r}, which is not a mesh axis. Mesh axes: {', '.join(axes)}."
                 f"{did_you_mean(axis, axes)}",
             )
-            for axis in _named_axes(entries)
+            for entry in entries
+            for axis in names_of(entry)
             if axis not in axes
         ]
     return problems
-
-
-def _named_axes(entries: Iterable[str | tuple[str, ...] | None]) -> list[str]:
-    """Returns the axes in a rule, over all dims."""
-    return [axis for entry in entries for axis in ((entry,) if isinstance(entry, str) else entry or ())]
 
 
 def _product(sizes: Mapping[str, int]) -> int:

@@ -22,6 +22,7 @@ from .validation import BYTE_KEYS, BYTES, make_adapter
 from .yaml_reader import SCALARS
 
 TYPES = {"boolean": "true or false", "object": "a mapping (key: value)", "integer": "an integer"}
+LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "less than"}
 ITEMS = {"string": "strings", "integer": "integers", "number": "numbers", "object": "mappings"}
 OWN_CODE = {"type": "string", "pattern": "^[^:]+:[^:]+$", "description": "Your own code as module:function."}
 
@@ -152,12 +153,12 @@ def describe_type(schema: Mapping[str, Any]) -> str:
         words = ITEMS.get("object" if "$ref" in items else items.get("type"))
         words = f"{len(schema['prefixItems'])} values" if "prefixItems" in schema else words
         return f"a list of {words}" if words else "a list"
-    bounds = [
-        f", {word} {show_number(schema[name])}"
-        for name, word in (("minimum", "at least"), ("maximum", "at most"), ("exclusiveMaximum", "less than"))
-        if name in schema
-    ]
-    return TYPES.get(kind, kind if kind == "null" else f"a {kind}") + "".join(bounds)
+    words = TYPES.get(kind, kind if kind == "null" else f"a {kind}")
+    limits = {name: schema[name] for name in LIMITS if name in schema}
+    if limits.get("exclusiveMinimum") == 0:
+        words = f"a positive {kind}"
+        del limits["exclusiveMinimum"]
+    return words + "".join(f", {LIMITS[name]} {show_number(limit)}" for name, limit in limits.items())
 
 
 def _properties(cls: type) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from annotated_types import Ge, Le
 
-from ..mesh.errors import UserError
+from ..mesh.errors import UserError, raise_problems
 
 TIME = re.compile(r"([0-9]{1,4}-)?[0-9]{1,6}(:[0-5]?[0-9]){0,2}")
 """A time limit of a scheduler: minutes, hours:minutes:seconds, days-hours:minutes:seconds."""
@@ -42,8 +42,11 @@ class SlurmConfig:
         for key in ("account", "qos"):
             if not NAME.fullmatch(getattr(self, key)):
                 raise UserError(f"launch.slurm.{key}={getattr(self, key)!r} must be one word.")
-        check_options("launch.slurm.options", self.options, "--constraint=h100")
-        check_options("launch.slurm.srun_options", self.srun_options, "--container-image=...")
+        for key, example in (("options", "--constraint=h100"), ("srun_options", "--container-image=...")):
+            for option in getattr(self, key):  # "-C h100" would be one word for the scheduler
+                if not re.match(r"--[a-z]", option):
+                    rule = f"must be one long option with its value, such as {example!r}"
+                    raise UserError(f"launch.slurm.{key}: {option!r} {rule}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +95,7 @@ class LaunchConfig:
     """Settings for starting the run on a cluster (`spmdkit launch --on slurm`, `mpi`, `kubernetes`)."""
 
     nodes: Positive = 1
-    """Hosts."""
+    """Number of hosts."""
     processes_per_node: Positive = 1
     """Processes of the run on each host; on kubernetes 1, because a pod contains one."""
     gpus_per_process: Count = 0
@@ -133,16 +136,4 @@ class LaunchConfig:
                 f"launch.time={self.time!r} is not a valid time limit. Use hours:minutes:seconds such as '12:00:00', "
                 "days-hours:minutes:seconds, or minutes."
             )
-        if problems:
-            raise UserError("\n".join(problems))
-
-
-def check_options(key: str, options: tuple[str, ...], example: str) -> None:
-    """Checks that each option is one word that begins with two dashes.
-
-    Raises:
-        UserError: One of them is not, such as "-C h100", which the scheduler would read as a single word.
-    """
-    for option in options:
-        if not re.match(r"--[a-z]", option):
-            raise UserError(f"{key}: {option!r} must be one long option with its value, such as {example!r}.")
+        raise_problems(problems)

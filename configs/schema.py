@@ -18,7 +18,7 @@ from annotated_types import Ge, Le, Lt
 
 from ..data.config import DataConfig
 from ..layouts.paths import pattern_problem
-from ..mesh.errors import UserError
+from ..mesh.errors import raise_problems
 from ..parallel.options import Precision
 from ..parallel.sharding.strategies import option_types
 from ..training.optimizing.optimizer_config import OptimizerConfig
@@ -62,8 +62,7 @@ class RunConfig:
         options = () if isinstance(self.xla, str) else self.xla
         wrong = [option for option in options if not re.fullmatch(r"(--)?xla_\w+(=[^\s=]+)?", option)]
         problems += [f"run.xla: {each!r} is not an XLA option such as xla_gpu_autotune_level=2." for each in wrong]
-        if problems:
-            raise UserError("\n".join(problems))
+        raise_problems(problems)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +81,8 @@ class LayoutsConfig:
     rules: Mapping[str, tuple[str | tuple[str, ...] | None, ...]] = field(default_factory=dict)
     """Regular expression of parameter paths -> one entry per dim: an axis, null (not sharded) or a list of axes."""
     match: Literal["fullmatch", "search", "first"] = "fullmatch"
-    """How a rule matches a path: fullmatch, the whole path (two rules for one path are an error); search, any part of
-    it (likewise); first, the whole path, and the first matching rule wins."""
+    """The part of a path that a rule must match: fullmatch, all of it (two rules for one path are an error); search,
+    any part (likewise); first, all of it, and the first matching rule wins."""
     unmatched: Literal["error", "warn", "replicate"] = "error"
     """Reaction to a parameter without a layout from a rule or a strategy."""
     unmatched_floor: Count = 1024**2
@@ -113,8 +112,8 @@ class TrainConfig:
     """With skip, the maximum number of consecutive discarded updates; with roll_back, of rollbacks of the whole run.
     The next one stops the run."""
     remat: Literal["none", "dots", "full"] = "none"
-    """What the backward pass recomputes instead of storing: nothing, all but matrix products, or all but block
-    inputs."""
+    """Values that the backward pass recomputes, so that they are not stored: none; dots, all but matrix products; full,
+    all but block inputs."""
 
     @property
     def max_skips(self) -> int:
@@ -153,9 +152,8 @@ class CheckpointConfig:
     head/.*"""
 
     def __post_init__(self) -> None:
-        problems = [f"checkpoint.start_fresh: {error}" for error in map(pattern_problem, self.start_fresh) if error]
-        if problems:
-            raise UserError("\n".join(problems))
+        found = map(pattern_problem, self.start_fresh)
+        raise_problems(f"checkpoint.start_fresh: {problem}" for problem in found if problem)
 
 
 MIN_WRITING, A_WEEK = 1200, 604800
@@ -176,12 +174,12 @@ class Timeouts:
     """For a step, a batch of data or a save; after that, the run ends and reports the process that blocks it; 0 =
     never."""
     first_step: Count = 0
-    """For the first step of a process, in which devices connect; 0 = as `step`."""
+    """For the first step of a process, in which devices connect; 0 = the same as `step`."""
     evaluation: Count = 0
-    """For a batch of an evaluation; 0 = as `step`."""
+    """For a batch of an evaluation; 0 = the same as `step`."""
     save: Count = 0
-    """For the part of a save that training waits for, and the minimum for writing it in the background; 0 = as
-    `step`."""
+    """For the part of a save that training waits for, and the minimum for writing it in the background; 0 = the
+    same as `step`."""
     stop: Positive = 120
     """After a signal, for the run to finish its step, save and end; then `spmdkit launch` kills the processes."""
 
@@ -202,7 +200,7 @@ class GuardsConfig:
     """A process is reported as slow if its own work (waiting for data, Python) delays every step by more than this
     fraction of the step; 0 = off."""
     straggler_steps: Annotated[int, Ge(2)] = 20
-    """Number of steps, most of them slow, before it is reported."""
+    """Number of steps, most of them slow, after which a process is reported."""
     ledger: bool = True
     """Write where the time of the run went to goodput.jsonl."""
 
@@ -229,7 +227,7 @@ class Config:
 
     run: RunConfig = field(default_factory=RunConfig)
     model: Mapping[str, Any] = field(default_factory=lambda: {"name": "transformer"})
-    """`name`, a model of the catalog or your own `module:function`, `check`, and the options of that model."""
+    """`name` (a model of the catalog or your own `module:function`), `check`, `lora`, and the options of that model."""
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     strategy: Mapping[str, Any] = field(default_factory=lambda: {"data": option_types()["data"](size=-1)})

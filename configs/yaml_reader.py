@@ -23,16 +23,14 @@ class Document(NamedTuple):
     """The contents of a YAML text.
 
     Attributes:
-        value: Dicts, lists and scalars.
+        value: Dicts, lists and scalars; None if the text contains nothing but comments.
         lines: The line (from 1) of each key by its path, such as `("train", "steps")`.
         problems: Syntax errors, duplicate keys, keys that are not strings.
-        is_empty: Whether the text contains nothing but comments.
     """
 
     value: Any
     lines: dict[tuple[str, ...], int]
     problems: list[Problem]
-    is_empty: bool = False
 
 
 SCALARS = [
@@ -90,7 +88,7 @@ def read_yaml(text: str) -> Document:
         The values, the line of each key, and the problems; invalid values are left out.
     """
     reading = _Reading()
-    value = node = None
+    value = None
     try:
         reading.loader = Loader(text)
         node = reading.loader.get_single_node()
@@ -99,7 +97,7 @@ def read_yaml(text: str) -> Document:
         reading.problems.append(Problem("", f"invalid YAML: {_on_one_line(error)}"))
     except RecursionError:
         reading.problems.append(Problem("", f"invalid YAML: {TOO_DEEP}"))
-    return Document(None if value is INVALID else value, reading.lines, reading.problems, is_empty=node is None)
+    return Document(None if value is INVALID else value, reading.lines, reading.problems)
 
 
 class _Reading:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from ..mesh.errors import UserError, did_you_mean
+from ..mesh.errors import UserError, did_you_mean, raise_problems
 from ..parallel.options import type_problems
 from .shares import whole_weights
 
@@ -78,7 +78,7 @@ class DataConfig:
     """Files or globs ("corpus/**/*.txt") of the sources that read files; huggingface, images: directories."""
 
     eval_files: tuple[str, ...] = ()
-    """Files or globs of the evaluation split. Empty: eval_fraction of `files` is held out instead."""
+    """Files or globs of the evaluation split; empty = eval_fraction of `files` is held out instead."""
 
     column: str = "text"
     """Column (jsonl: key) with the texts, or with lists of token ids."""
@@ -88,10 +88,10 @@ class DataConfig:
     example, with the other columns as its inputs. csv requires it; parquet without it is a column of texts or ids."""
 
     columns: tuple[str, ...] = ()
-    """Columns of numbers that are the inputs of a table, in this order. Empty: every column but `target`."""
+    """Columns of numbers that are the inputs of a table, in this order; empty = every column but `target`."""
 
     image_size: Count = 0
-    """Height and width in pixels that images are scaled to. 0: images already have one size."""
+    """Height and width in pixels that images are scaled to; 0 = images already have one size."""
 
     records: Records = "documents"
     """The content of a record of arrayrecord, or of a row of huggingface: documents, a text or token ids (arrayrecord:
@@ -105,7 +105,7 @@ class DataConfig:
     """Type of token ids: uint8, uint16 or uint32. Raw token files require it; .npy files must match it."""
 
     vocabulary: Annotated[int, Ge(0), Le(2**31 - 1)] = 0
-    """Number of token ids. 0: 256 for text and synthetic_tokens, the largest id + 1 for tokens (found by reading every
+    """Number of token ids; 0 = 256 for text and synthetic_tokens, the largest id + 1 for tokens (found by reading every
     token once)."""
 
     packed: bool = False
@@ -113,7 +113,7 @@ class DataConfig:
     and no token is predicted from another document. Documents end with byte 0 (texts) or `separator`."""
 
     tokenizer: str = ""
-    """tokenizer.json of Hugging Face, or its directory: texts become its ids. Empty: they are bytes."""
+    """tokenizer.json of Hugging Face, or its directory: texts become its ids; empty = texts stay bytes."""
 
     separator: TokenId = -1
     """Token id that ends a document in the source tokens, and that is put after each row of token ids in jsonl and
@@ -121,7 +121,7 @@ class DataConfig:
 
     bad_records: Count = 0
     """Maximum number of records to leave out because they cannot be read, in jsonl, parquet, huggingface, images and
-    arrayrecord; each is logged with its file and place. 0: the first one ends the run. Each process counts the records
+    arrayrecord; each is logged with its file and place; 0 = the first one ends the run. Each process counts the records
     that it reads while training."""
 
     eval_fraction: Fraction = 0.05
@@ -131,7 +131,7 @@ class DataConfig:
     """Visit the training examples in a new random order in each epoch."""
 
     prefetch: Ahead = 2
-    """Batches that a background thread reads and places on the mesh ahead of the step. 0: read on demand."""
+    """Batches that a background thread reads and places on the mesh ahead of the step; 0 = read on demand."""
 
     threads: Ahead = 0
     """Further threads that read examples, for slow storage."""
@@ -139,7 +139,7 @@ class DataConfig:
     layout: Mapping[str, tuple[str | tuple[str, ...] | None, ...]] = field(default_factory=dict)
     """Layout of the arrays of a batch before the step takes them, by the first regular expression that matches the
     whole name: one entry per dim, a mesh axis, null or a list of axes; {".*": [[data, fsdp, context, tensor]]} reads
-    every row in one process and sends it to one device. Empty: the step's layout at once."""
+    every row in one process and sends it to one device; empty = the step's layout at once."""
 
     @property
     def document_end(self) -> int | None:
@@ -150,8 +150,7 @@ class DataConfig:
         problems = type_problems("data", self)
         for number, part in enumerate([] if problems else self.mixture):
             problems += type_problems(f"data.mixture[{number}]", part)
-        if problems := problems or [*_problems(self)]:
-            raise UserError("\n".join(problems))
+        raise_problems(problems or _problems(self))
 
 
 def part_config(config: DataConfig, number: int) -> DataConfig:

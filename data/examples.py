@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from ..layouts.paths import nest
 from ..mesh.errors import UserError
 
+nested = nest
 SEPARATOR = "/"
 PAIR = ("inputs", "targets")
 
@@ -63,25 +65,6 @@ def _leaves(tree: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 def _is_array_or_tree(value: Any) -> bool:
     return isinstance(value, Mapping) or getattr(value, "ndim", 0) > 0
-
-
-def nested(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a batch in nested form: {"targets/box": a} becomes {"targets": {"box": a}}.
-
-    Args:
-        batch: Name -> array.
-
-    Returns:
-        Nested dicts; former lists are dicts with the keys "0", "1", ...
-    """
-    tree: dict[str, Any] = {}
-    for name, value in batch.items():
-        *parents, last = name.split(SEPARATOR)
-        inner = tree
-        for part in parents:
-            inner = inner.setdefault(part, {})
-        inner[last] = value
-    return tree
 
 
 def as_array(value: Any, name: str) -> np.ndarray:
@@ -150,6 +133,12 @@ def count_rows(arrays: Mapping[str, np.ndarray], what: str, fix: str = "") -> in
 def is_numeric(dtype: np.dtype) -> bool:
     """Returns True if values of a dtype are numbers, not objects, strings, times or records."""
     return dtype.kind not in "OSUMm" and dtype.names is None
+
+
+def not_numeric(arrays: Mapping[str, np.ndarray]) -> str:
+    """Returns the names and dtypes of the arrays that do not contain numbers, for messages; "" if all do."""
+    wrong = [f"{name!r} contains {array.dtype}" for name, array in arrays.items() if not is_numeric(array.dtype)]
+    return ", ".join(wrong)
 
 
 def shapes_of(example: Mapping[str, np.ndarray]) -> dict[str, tuple[str, tuple[int, ...]]]:

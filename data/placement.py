@@ -25,6 +25,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ..layouts.paths import pattern_problem
+from ..layouts.sizes import RowSplit
+from ..layouts.tensor_layout import names_of
 from ..mesh.compat import Device
 from ..mesh.errors import UserError, counted, did_you_mean
 
@@ -55,17 +58,13 @@ def rows_of_devices(sharding: NamedSharding, global_batch: int, devices: Iterabl
 
 def check_divisible(sharding: NamedSharding, global_batch: int) -> None:
     """Raises a UserError unless the sharding splits `global_batch` rows evenly."""
-    axes = sharding.spec[0] if len(sharding.spec) else None
-    axes = (axes,) if isinstance(axes, str) else tuple(axes or ())
-    sizes = {axis: sharding.mesh.shape[axis] for axis in axes}
-    parts = math.prod(sizes.values())
-    if global_batch < 1 or global_batch % parts:
-        below, above = global_batch // parts * parts, (global_batch // parts + 1) * parts
-        nearest = " or ".join(str(size) for size in (below, above) if size > 0)
-        product = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+    axes = names_of(sharding.spec[0]) if len(sharding.spec) else ()
+    split = RowSplit({axis: sharding.mesh.shape[axis] for axis in axes})
+    if not split.fits(global_batch):
         raise UserError(
-            f"train.global_batch={global_batch} rows cannot be split over the mesh axes {product} = {parts} parts: "
-            f"{global_batch} % {parts} = {global_batch % parts}. Set train.global_batch to {nearest}."
+            f"train.global_batch={global_batch} rows cannot be split over the mesh axes {split} = {split.total} parts: "
+            f"{global_batch} % {split.total} = {global_batch % split.total}. Set train.global_batch to a multiple of "
+            f"{split.total}; the nearest is {split.nearest(global_batch)}."
         )
 
 
@@ -85,11 +84,9 @@ class Storage:
     def __init__(self, rules: Rules, step: NamedSharding) -> None:
         self._rules: dict[re.Pattern[str], tuple[tuple[str, ...], ...]] = {}
         for pattern, entries in rules.items():
-            try:
-                compiled = re.compile(pattern)
-            except re.error as error:
-                raise UserError(f"{KEY}: {pattern!r} is not a valid regular expression: {error}.") from error
-            self._rules[compiled] = _entries(pattern, entries, step)
+            if problem := pattern_problem(pattern):
+                raise UserError(f"{KEY}: {problem}")
+            self._rules[re.compile(pattern)] = _entries(pattern, entries, step)
         self.step = step
 
     def sharding(self, name: str, shape: Sequence[int]) -> NamedSharding:
@@ -180,7 +177,7 @@ def _part_of(
 
 def _entries(pattern: str, entries: Sequence[Axes], step: NamedSharding) -> tuple[tuple[str, ...], ...]:
     """Returns the axes of each dim, without those of size 1."""
-    named = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in entries]
+    named = [names_of(entry) for entry in entries]
     axes = [axis for entry in named for axis in entry]
     sizes = dict(step.mesh.shape)
     for axis in axes:

@@ -97,6 +97,17 @@ def origin_of(source: Source, index: int) -> str:
     return origin(index) if origin is not None else ""
 
 
+def find_part(starts: np.ndarray, index: Any) -> tuple[Any, Any]:
+    """Returns the part that contains an index, and the place in it.
+
+    Args:
+        starts: int64, ascending, the first index of each part.
+        index: An index, or an array of them.
+    """
+    part = np.searchsorted(starts, index, side="right") - 1
+    return part, index - starts[part]
+
+
 def spread_indices(number: int, count: int) -> list[int]:
     """Returns `count` indices in [0, number), evenly spread, or all if there are fewer."""
     return np.unique(np.linspace(0, number - 1, count).astype(int)).tolist()

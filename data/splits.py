@@ -13,6 +13,7 @@ from ..parallel.model.user_errors import as_user_error
 from .config import DataConfig
 from .ordering.mixture import open_mixture
 from .source import Splits, fingerprint, splits_of
+from .sources import texts
 from .sources.arrays import read_arrays
 from .sources.columns import read_jsonl, read_parquet
 from .sources.images import read_images
@@ -20,24 +21,13 @@ from .sources.records import read_record_arrays, read_records
 from .sources.saved_datasets import read_saved, read_saved_arrays
 from .sources.synthetic import synthetic_digits, synthetic_tokens
 from .sources.tables import read_table
-from .sources.texts import (
-    BYTES,
-    ByteCodec,
-    Corpus,
-    Document,
-    join,
-    read_stdlib,
-    read_text,
-    read_tokens,
-    split_documents,
-)
 from .sources.tokenizer import TokenizerCodec, tokenized
 from .windows import WindowSource
 
 READERS = {
-    "stdlib": read_stdlib,
-    "text": read_text,
-    "tokens": read_tokens,
+    "stdlib": lambda files, config, key: texts.read_stdlib(),
+    "text": lambda files, config, key: texts.read_text(files, key),
+    "tokens": texts.read_tokens,
     "jsonl": read_jsonl,
     "parquet": read_parquet,
     "huggingface": read_saved,
@@ -91,10 +81,10 @@ def is_text(config: DataConfig, vocabulary: int | None) -> bool:
         config: The `data:` section.
         vocabulary: The number of token ids; None if examples are not tokens.
     """
-    return vocabulary is not None and (bool(config.tokenizer) or vocabulary == BYTES)
+    return vocabulary is not None and (bool(config.tokenizer) or vocabulary == texts.BYTES)
 
 
-def open_codec(config: DataConfig, search_path: Sequence[str | Path] = ()) -> ByteCodec | TokenizerCodec:
+def open_codec(config: DataConfig, search_path: Sequence[str | Path] = ()) -> texts.ByteCodec | TokenizerCodec:
     """Opens the codec between text and the token ids of data that is text.
 
     Args:
@@ -105,7 +95,7 @@ def open_codec(config: DataConfig, search_path: Sequence[str | Path] = ()) -> By
         UserError: The file of the tokenizer is missing or invalid, or the package is not installed.
     """
     if not config.tokenizer:
-        return ByteCodec()
+        return texts.ByteCodec()
     return TokenizerCodec(_below(config, Path(search_path[0])) if search_path else config)
 
 
@@ -157,8 +147,8 @@ def _language_splits(config: DataConfig) -> Splits:
         train_documents = corpus.documents
         eval_documents = _read_corpus(config.eval_files, config, "data.eval_files").documents
     else:
-        train_documents, eval_documents = split_documents(corpus.documents, config.eval_fraction)
-    train, evaluation = join(train_documents, corpus.separator), join(eval_documents, corpus.separator)
+        train_documents, eval_documents = texts.split_documents(corpus.documents, config.eval_fraction)
+    train, evaluation = texts.join(train_documents, corpus.separator), texts.join(eval_documents, corpus.separator)
     vocabulary = _vocabulary(corpus, train + evaluation, config)
     if config.packed and corpus.separator is None:
         raise UserError(f"data.packed=True: the {corpus.description} lack an end of documents; set data.separator.")
@@ -179,13 +169,13 @@ def _language_splits(config: DataConfig) -> Splits:
     return splits_of(sources[: 2 if has_evaluation else 1], vocabulary, described, content)
 
 
-def _read_corpus(files: tuple[str, ...], config: DataConfig, key: str) -> Corpus:
+def _read_corpus(files: tuple[str, ...], config: DataConfig, key: str) -> texts.Corpus:
     """Reads the documents of a source, as token ids if the config names a tokenizer."""
     corpus = READERS[config.source](files, config, key)
     return tokenized(corpus, config) if config.tokenizer else corpus
 
 
-def _vocabulary(corpus: Corpus, streams: list[Document], config: DataConfig) -> int:
+def _vocabulary(corpus: texts.Corpus, streams: list[texts.Document], config: DataConfig) -> int:
     """Returns the number of token ids: the config's, the reader's, or the largest id + 1."""
     if corpus.vocabulary is not None and 0 < config.vocabulary < corpus.vocabulary:
         least = f"{corpus.vocabulary}, the number of ids of the text"
@@ -203,7 +193,7 @@ def _vocabulary(corpus: Corpus, streams: list[Document], config: DataConfig) -> 
     return max((highest for _, highest, _ in extremes), default=0) + 1
 
 
-def _check_not_empty(source: WindowSource, documents: list[Document], name: str, length: int) -> None:
+def _check_not_empty(source: WindowSource, documents: list[texts.Document], name: str, length: int) -> None:
     """Raises a UserError if a split lacks a whole example."""
     if not len(source):
         without = "" if name == "training split" else " To train without evaluation, set data.eval_fraction: 0."

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from .source import BadDataError, BatchedSource
+from .source import BadDataError, BatchedSource, find_part
 from .sources.texts import Document
 
 
@@ -88,10 +88,10 @@ class WindowSource(BatchedSource):
             BadDataError: A token id is outside the vocabulary.
         """
         ids = np.empty((len(indices), self._length + 1), np.int32)
-        of_stream = np.searchsorted(self._starts, indices, side="right") - 1
+        of_stream, places = find_part(self._starts, indices)
         for stream in np.unique(of_stream):
             chosen = of_stream == stream
-            windows = self._windows[stream][indices[chosen] - self._starts[stream]]
+            windows = self._windows[stream][places[chosen]]
             self._check(windows, int(stream), indices[chosen])
             ids[chosen] = windows
         inputs, targets = np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:])
@@ -101,9 +101,8 @@ class WindowSource(BatchedSource):
 
     def origin(self, index: int) -> str:
         """Returns the stream and the first token of example `index`, for messages."""
-        stream = int(np.searchsorted(self._starts, index, side="right")) - 1
-        first = (index - int(self._starts[stream])) * self._length
-        return f"{self._names[stream]}, from token {first:,}"
+        stream, place = find_part(self._starts, index)
+        return f"{self._names[stream]}, from token {place * self._length:,}"
 
     def _check(self, ids: np.ndarray, stream: int, indices: np.ndarray) -> None:
         """Raises a BadDataError if an id is outside the vocabulary."""

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 from jax.sharding import PartitionSpec
 
 from ..mesh.device_mesh import DeviceMesh
-from ..mesh.errors import UserError, did_you_mean
+from ..mesh.errors import UserError, did_you_mean, raise_problems
 from . import problems
 from .layout_map import LayoutMap, MatchMode
 from .paths import leaves_with_paths
@@ -182,8 +182,7 @@ def from_tp_plan(
                 f"{what}: {key!r} in the plan matches no parameter. The nearest path is {near!r}. Correct or remove "
                 f"it, or set the prefix of names (prefix={prefix!r}); unused='ignore' accepts such names."
             )
-    if wrong:
-        raise UserError("\n".join(wrong))
+    raise_problems(wrong)
     return _exact_map(found, mesh, None, what)
 
 
@@ -216,8 +215,7 @@ def _rename_axes(
         for name in axes
         if used and name not in used
     ]
-    if wrong:
-        raise UserError("\n".join(wrong))
+    raise_problems(wrong)
 
     def rename(entry: AxisEntry) -> AxisEntry:
         return make_entry([name for each in names_of(entry) if (name := axes.get(each, each)) is not None])

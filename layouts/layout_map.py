@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec
 
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.errors import UserError, unknown_name
+from .paths import pattern_problem
 from .tensor_layout import TensorLayout
 
 MatchMode = Literal["fullmatch", "search", "first"]
@@ -136,10 +137,6 @@ class LayoutMap(MutableMapping[str, Any]):
 
 @cache
 def _compiled(key: str) -> re.Pattern[str]:
-    try:
-        return re.compile(key)
-    except re.error as error:
-        raise UserError(
-            f"Rule {key!r} is not a valid regular expression: {error}. Escape special characters with a "
-            "backslash, and write '.*' for any text."
-        ) from error
+    if problem := pattern_problem(key):
+        raise UserError(f"Rule {problem} Escape special characters with a backslash, and write '.*' for any text.")
+    return re.compile(key)

@@ -29,7 +29,14 @@ def leaves_with_paths(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -
 
 
 def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns leaves by path as dicts of dicts, the reverse of `leaves_with_paths` for such trees."""
+    """Returns leaves by path as nested dicts: {"targets/box": a} becomes {"targets": {"box": a}}.
+
+    Args:
+        leaves: Path -> leaf, such as the arrays of a batch by name.
+
+    Returns:
+        Dicts of dicts; former lists are dicts with the keys "0", "1", ...
+    """
     tree: dict[str, Any] = {}
     for path, leaf in leaves.items():
         *parents, last = path.split("/")
@@ -148,11 +155,11 @@ def _near(pattern: str, paths: Sequence[str]) -> str:
     return did_you_mean(pattern, paths, cutoff=0.4) or f" The parameters are {some(paths) or 'none'}."
 
 
-def some(paths: Iterable[str]) -> str:
-    """Returns the first few paths and the number of the others."""
-    named = list(paths)
-    more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
-    return ", ".join(named[:MAX_NAMED]) + more
+def some(names: Iterable[str], most: int = MAX_NAMED) -> str:
+    """Returns the first few paths or other names and the number of the others."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _numbers(names: Sequence[str]) -> str:

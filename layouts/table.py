@@ -233,8 +233,4 @@ def _left_out(stacks: list[list[LayoutRow]], kept: list[list[LayoutRow]]) -> lis
 
 def _aligned(lines: list[tuple[str, ...]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    aligned = []
-    for cells in lines:
-        *texts, size = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        aligned.append("  ".join([*texts, size.strip().rjust(widths[-1])]))
-    return aligned
+    return ["  ".join([*map(str.ljust, cells[:-1], widths), cells[-1].rjust(widths[-1])]) for cells in lines]

@@ -220,11 +220,9 @@ def make_entry(names: Sequence[str]) -> AxisEntry:
     return tuple(names) if len(names) > 1 else (names[0] if names else None)
 
 
-def names_of(entry: AxisEntry) -> tuple[str, ...]:
+def names_of(entry: str | Sequence[str] | None) -> tuple[str, ...]:
     """Returns the axes of an entry."""
-    if entry is None:
-        return ()
-    return (entry,) if isinstance(entry, str) else entry
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
 def _text(names: tuple[str, ...]) -> str:

@@ -8,14 +8,3 @@ from .devices import list_devices as list_devices
 from .devices import simulate as simulate
 from .errors import UserError as UserError
 from .processes import is_main_process as is_main_process
-
-__all__ = [
-    "AXES",
-    "DeviceMesh",
-    "UserError",
-    "backend_started",
-    "get_device_count",
-    "is_main_process",
-    "list_devices",
-    "simulate",
-]

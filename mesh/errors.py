@@ -1,7 +1,7 @@
 """UserError, the class of errors that users can correct; similar names, links, and printable text for messages."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 from .exit_codes import INVALID_INPUT
@@ -88,6 +88,23 @@ def unknown_options(unknown: Iterable[str], known: Iterable[str], key: str, of: 
     """
     known, what = list(known), f"an option of {of}" if of else "an option"
     return [f"{key}.{name} is not {what}.{did_you_mean(name, known, otherwise='The options are')}" for name in unknown]
+
+
+def raise_problems(problems: Iterable[str], heading: str = "", most: int = 1000) -> None:
+    """Raises a UserError with all problems, one on each line, if there are any.
+
+    Args:
+        problems: Messages.
+        heading: The first line, before indented problems; "" = none.
+        most: The maximum number of listed problems.
+    """
+    if lines := first_lines(list(problems), most):
+        raise UserError("\n  ".join([heading, *lines]) if heading else "\n".join(lines))
+
+
+def first_lines(lines: Sequence[str], most: int) -> list[str]:
+    """Returns the first of some lines, and a line with the number of the others."""
+    return [*lines[:most], f"... and {len(lines) - most} more"] if len(lines) > most else [*lines]
 
 
 def first_line(error: BaseException) -> str:

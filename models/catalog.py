@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ..mesh.errors import UserError, did_you_mean, unknown_options
+from ..mesh.errors import UserError, did_you_mean, raise_problems, unknown_options
 from ..mesh.keys import make_key
 from ..parallel.model import BlockModel, Model, Params
 from ..parallel.model.user_code import import_named
@@ -155,8 +155,7 @@ def _reference_model(name: str, options: dict[str, Any], facts: dict[str, int]) 
         f"model.{fact}={options[fact]} is less than the data's {facts[fact]}. Leave it out, or raise it."
         for fact in too_small
     ]
-    if problems:
-        raise UserError("\n".join(problems))
+    raise_problems(problems)
     from_data = {fact: value for fact, value in facts.items() if fact in known and not options.get(fact)}
     return build(config_class(**(options | from_data)))
 

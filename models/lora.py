@@ -30,7 +30,7 @@ from annotated_types import Ge
 from jax import Array
 
 from ..layouts.paths import in_blocks, leaves_with_paths, map_with_path, match_paths, nest, pattern_problem, some
-from ..mesh.errors import UserError
+from ..mesh.errors import UserError, raise_problems
 from ..parallel.model import BlockModel, Model, Params
 from ..parallel.options import PositiveFloat32, type_problems
 from ..parallel.sharding.default_layout import model_axes
@@ -64,8 +64,7 @@ class LoRAConfig:
         if not problems:
             patterns = [("match", each) for each in self.match] + [("train", each) for each in self.train]
             problems = [f"{KEY}.{name}: {error}" for name, each in patterns if (error := pattern_problem(each))]
-        if problems:
-            raise UserError("\n".join(problems))
+        raise_problems(problems)
 
     @property
     def scale(self) -> float:
@@ -266,6 +265,5 @@ def _groups(base: Model | BlockModel, params: Params, config: LoRAConfig) -> dic
                 f"{KEY}: the parameters {group or 'of the model'} must be a dict to contain adapters, got a "
                 f"{type(tree).__name__}."
             )
-    if problems:
-        raise UserError("\n".join(problems))
+    raise_problems(problems)
     return groups

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ..mesh.errors import UserError
+from ..mesh.errors import raise_problems
 from ..parallel.model import Batch, Model, Params
 from ..parallel.sharding.named_outputs import name_output
 from .layers import cross_entropy, truncated_normal
@@ -55,8 +55,7 @@ def mlp(config: MLPConfig) -> Model:
         UserError: The number of features or classes is still 0.
     """
     unknown = [name for name in ("features", "classes") if not getattr(config, name)]
-    if unknown:
-        raise UserError("\n".join(f"model.{name} is missing, and the data does not determine it." for name in unknown))
+    raise_problems(f"model.{name} is missing, and the data does not determine it." for name in unknown)
     return Model(
         init=functools.partial(init, config),
         loss=loss,

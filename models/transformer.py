@@ -43,16 +43,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ..mesh.errors import UserError
+from ..mesh.errors import raise_problems
 from ..parallel import tensor
 from ..parallel.blocks.attention.methods import ATTENTION
 from ..parallel.model import Batch, BlockModel, ParallelContext, Params
 from ..parallel.sharding.named_outputs import name_output
 from ..parallel.sharding.parallel_context import held_positions, own_positions
 from ..parallel.xla.product import weight_first
+from . import layers
 from .attention import Slowing, choose_attention, rotate
-from .chunked_loss import chunked_cross_entropy, count_chunks
-from .layers import add_biases, cross_entropy, dropout, head_norm, layer_norm, recompute, rms_norm, truncated_normal
 from .transformer_config import TransformerConfig
 from .transformer_split import SplitTransformer
 
@@ -86,9 +85,7 @@ class Transformer(SplitTransformer):
 
     def model(self, name: str) -> BlockModel:
         """Returns the model; UserError for sizes that are missing or that the mesh does not divide."""
-        problems = self.problems()
-        if problems:
-            raise UserError("\n".join(problems))
+        raise_problems(self.problems())
         config = self.config
         return BlockModel(
             init=self.init,
@@ -115,12 +112,12 @@ class Transformer(SplitTransformer):
         config = self.config
         D, V = config.width, config.vocabulary
         table_std = D**-0.5 if config.tied else 1.0
-        tokens = truncated_normal(key, "embed/tokens", (V, D), table_std)
+        tokens = layers.truncated_normal(key, "embed/tokens", (V, D), table_std)
         params: dict[str, Params] = {"embed": {"tokens": tokens}, "head": self._init_norm()}
         if rows := config.position_rows:
-            params["embed"]["positions"] = truncated_normal(key, "embed/positions", (rows, D), table_std)
+            params["embed"]["positions"] = layers.truncated_normal(key, "embed/positions", (rows, D), table_std)
         if not config.tied:
-            params["head"]["logits"] = truncated_normal(key, "head/logits", (D, V), D**-0.5)
+            params["head"]["logits"] = layers.truncated_normal(key, "head/logits", (D, V), D**-0.5)
         block_keys = jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.arange(config.layers))
         params["blocks"] = jax.vmap(self._init_block)(block_keys)
         return params
@@ -165,7 +162,7 @@ class Transformer(SplitTransformer):
         The matrices whose outputs are added to the residual stream, two in each block, share its scale.
         """
         scale = (2 * self.config.layers) ** -0.5 if on_residual else 1.0
-        return truncated_normal(key, name, shape, scale * shape[-2] ** -0.5)
+        return layers.truncated_normal(key, name, shape, scale * shape[-2] ** -0.5)
 
     def embed(self, groups: dict[str, Params], batch: Batch, key: Array | None) -> Hidden:
         """Looks up the tokens; a token outside the vocabulary, or a position outside its table, gives NaN."""
@@ -195,13 +192,13 @@ class Transformer(SplitTransformer):
         products = tensor.gather_products(split, x_BlD, weights)
         if config.attention_bias != "none":
             key, value = (self._own_key_value(params[f"{name}_bias"][None, :])[0] for name in ("key", "value"))
-            products = add_biases(products, [params["query_bias"], key, value])
+            products = layers.add_biases(products, [params["query_bias"], key, value])
         query_BLhK, key_BLgK, value_BLgK = (
             product.reshape(*product.shape[:2], -1, config.head_size) for product in products
         )
         if config.head_norm:
-            query_BLhK = head_norm(query_BLhK, params["query_norm"], config.norm_epsilon)
-            key_BLgK = head_norm(key_BLgK, params["key_norm"], config.norm_epsilon)
+            query_BLhK = layers.head_norm(query_BLhK, params["query_norm"], config.norm_epsilon)
+            key_BLgK = layers.head_norm(key_BLgK, params["key_norm"], config.norm_epsilon)
         if config.positions == "rotary":
             position, slowing = self._rotary_positions(x), _slowing(config)
             query_BLhK, key_BLgK = (
@@ -209,7 +206,7 @@ class Transformer(SplitTransformer):
             )
         mixed_BLhK = self._attend(query_BLhK, key_BLgK, value_BLgK, x.get("segments"))
         out_BlD = tensor.product_scatter(split, mixed_BLhK.reshape(*mixed_BLhK.shape[:2], -1), params["out"])
-        return (add_biases([out_BlD], [params["out_bias"]])[0] if config.attention_bias == "all" else out_BlD), x
+        return (layers.add_biases([out_BlD], [params["out_bias"]])[0] if config.attention_bias == "all" else out_BlD), x
 
     def _own_key_value(self, weight: Array) -> Array:
         """Returns the columns of a key or value matrix that this device computes."""
@@ -227,9 +224,9 @@ class Transformer(SplitTransformer):
         names, between = self._inward, _swiglu if self.config.mlp == "swiglu" else _gelu
         inner_BLf = tensor.gather_products(self.parallel.tensor, x_BlD, [params[name] for name in names])
         if self.config.mlp_bias:
-            inner_BLf = add_biases(inner_BLf, [params[f"{name}_bias"] for name in names])
+            inner_BLf = layers.add_biases(inner_BLf, [params[f"{name}_bias"] for name in names])
         out_BlD = tensor.product_scatter(self.parallel.tensor, between(*inner_BLf), params["down"])
-        return (add_biases([out_BlD], [params["down_bias"]])[0] if self.config.mlp_bias else out_BlD), x
+        return (layers.add_biases([out_BlD], [params["down_bias"]])[0] if self.config.mlp_bias else out_BlD), x
 
     def _held(self, x_BL: Array) -> Array:
         """Returns the positions of whole rows that this device's `context` group computes."""
@@ -254,13 +251,13 @@ class Transformer(SplitTransformer):
             return x_BlD
         whole = x_BlD.shape[1] * self.parallel.tensor.size * self.parallel.context.size
         position_l = own_positions(self.parallel, whole)
-        return dropout(x_BlD, x["example"], position_l, key, name=name, rate=self.config.dropout)
+        return layers.dropout(x_BlD, x["example"], position_l, key, name=name, rate=self.config.dropout)
 
     def _norm(self, x_BLD: Array, params: Params) -> Array:
         """Applies the norm, with the parameters `norm` (D,) and, for a LayerNorm, `norm_bias` (D,)."""
         if self.config.norm == "rms":
-            return rms_norm(x_BLD, params["norm"], self.config.norm_epsilon)
-        return layer_norm(x_BLD, params["norm"], params["norm_bias"], self.config.norm_epsilon)
+            return layers.rms_norm(x_BLD, params["norm"], self.config.norm_epsilon)
+        return layers.layer_norm(x_BLD, params["norm"], params["norm_bias"], self.config.norm_epsilon)
 
     def _head_factors(self, groups: dict[str, Params], x: Hidden) -> tuple[Array, Array]:
         """Returns the factors of the logits: (B, L, D) and (D, v)."""
@@ -283,10 +280,10 @@ class Transformer(SplitTransformer):
         if self.parallel.tensor.size == 1:
             weights_BL, hidden = self._held(batch["weights"]), x["hidden"]
             B, L = targets_BL.shape
-            chunks = count_chunks(B, L, self.config.vocabulary, hidden.dtype)
+            chunks = layers.count_chunks(B, L, self.config.vocabulary, hidden.dtype)
             if chunks > 1:
-                return chunked_cross_entropy(*self._head_factors(groups, x), targets_BL, weights_BL, chunks)
-            return cross_entropy(self.logits(groups, x), targets_BL, weights_BL)
+                return layers.chunked_cross_entropy(*self._head_factors(groups, x), targets_BL, weights_BL, chunks)
+            return layers.cross_entropy(self.logits(groups, x), targets_BL, weights_BL)
         logits_BLv = self.logits(groups, x)
         own_l = own_positions(self.parallel, batch["weights"].shape[1])
         weights_Bl = jnp.take(batch["weights"], own_l, axis=1)
@@ -313,12 +310,12 @@ def _slowing(config: TransformerConfig) -> Slowing | None:
     return Slowing(config.rope_factor, config.rope_trained_length, config.rope_slow_turns, config.rope_fast_turns)
 
 
-@recompute
+@layers.recompute
 def _swiglu(gate_BLF: Array, up_BLF: Array) -> Array:
     """Applies SwiGLU, recomputed in backward: cheaper than writing and reading the intermediate values."""
     return jax.nn.silu(gate_BLF) * up_BLF
 
 
-@recompute
+@layers.recompute
 def _gelu(up_BLF: Array) -> Array:
     return jax.nn.gelu(up_BLF, approximate=True)

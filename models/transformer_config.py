@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Lt
 
 from ..mesh.axes import divisors
-from ..mesh.errors import UserError
+from ..mesh.errors import raise_problems
 from ..parallel.options import type_problems
 
 Positive = Annotated[int, Ge(1)]
@@ -54,8 +54,8 @@ class TransformerConfig:
     rope_factor: Annotated[float, Ge(1)] = 1.0
     """The divisor of rotary frequencies, for rows longer than those a model was first trained on; 1 = none."""
     rope_trained_length: Count = 0
-    """With `rope_factor`, the length of the first training, which sets the factor of each frequency; 0 "
-    "= all the same."""
+    """With `rope_factor`, the length of the first training, which sets the factor of each frequency; 0 = the
+    same for all."""
     rope_slow_turns: Annotated[float, Gt(0)] = 1.0
     """With `rope_trained_length`, frequencies with fewer turns in such a row are divided by the whole factor."""
     rope_fast_turns: float = 4.0
@@ -73,9 +73,7 @@ class TransformerConfig:
     their parameters, the largest number up to this that divides the layers."""
 
     def __post_init__(self) -> None:
-        problems = type_problems("model", self) or self.problems()
-        if problems:
-            raise UserError("\n".join(problems))
+        raise_problems(type_problems("model", self) or self.problems())
 
     def problems(self) -> list[str]:
         """Returns the problems of options with each other."""

@@ -63,9 +63,10 @@ class DataParallelConfig:
     """Compression of gradients over the axis: `none` uses the reduce dtype, `int8` a quarter of the bytes (see
     `compression.py`)."""
     reduce: Literal["auto", "overlapped", "at_end"] = "auto"
-    """When gradients of blocks are summed: `at_end` once, after backward; `overlapped` block by block within backward,
-    beside the products of the next block; `auto` = overlapped on GPUs, and otherwise at_end. Gradients that are
-    accumulated, or that `zero`, `compress`, `local_steps`, a pipeline or `fsdp.prefetch` handles, are summed once."""
+    """Time at which gradients of blocks are summed: `at_end` once, after backward; `overlapped` block by block within
+    backward, beside the products of the next block; `auto` = overlapped on GPUs, and otherwise at_end. Gradients that
+    are accumulated, or that `zero`, `compress`, `local_steps`, a pipeline or `fsdp.prefetch` handles, are summed
+    once."""
     local_steps: Annotated[int, Ge(0)] = 0
     """Steps that each group along the axis trains its own copy before the copies are averaged (DiLoCo, see
     `diloco.py`); 0 = groups train together."""

@@ -12,15 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 from annotated_types import Ge, Le, Lt
 from jax import Array
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError, WithJsonSchema
 from pydantic_core import ErrorDetails
 
-from ..mesh.errors import UserError, did_you_mean
+from ..mesh.errors import UserError, did_you_mean, raise_problems
 
 REST = -1
 """The size of an axis that takes all remaining devices."""
+MIN_FLOAT32, MAX_FLOAT32 = float(np.finfo(np.float32).smallest_normal), float(np.finfo(np.float32).max)
 PositiveFloat32: TypeAlias = Annotated[
-    float, Ge(float(np.finfo(np.float32).smallest_normal)), Le(float(np.finfo(np.float32).max))
+    float, Ge(MIN_FLOAT32), Le(MAX_FLOAT32), WithJsonSchema({"type": "number", "exclusiveMinimum": 0})
 ]
 """A positive number that devices read neither as 0 nor as infinite."""
 RULES = {
@@ -58,9 +59,7 @@ def check_options(strategy: str, options: Any, problems: Iterable[str] = ()) -> 
     found = type_problems(f"strategy.{strategy}", options)
     if not found and options.size < 1 and options.size != REST:
         found.append(f"strategy.{strategy}={options.size} must be at least 1, or {REST} for the remaining devices.")
-    found = found or list(problems)
-    if found:
-        raise UserError("\n".join(found))
+    raise_problems(found or problems)
 
 
 def type_problems(section: str, options: Any) -> list[str]:
@@ -107,6 +106,8 @@ def rule_of(error: ErrorDetails) -> str:
         choices = [each for each in re.findall(r"'([^']*)'", context["expected"]) if each]
         near = did_you_mean(error["input"], choices) if isinstance(error["input"], str) else ""
         return f"one of {', '.join(choices)}{f' ({near.strip()})' if near else ''}"
+    if context.get("ge") == MIN_FLOAT32:
+        return "positive in float32"
     values = {name: show_number(value) for name, value in context.items()}
     return RULES.get(error["type"], error["msg"]).format(**values)
 
@@ -168,8 +169,7 @@ class Precision:
                 "dtype of the parameters, which would lose them after the division by the scale. Set "
                 "precision.params=float32, or precision.loss_scale=none."
             )
-        if problems:
-            raise UserError("\n".join(problems))
+        raise_problems(problems)
 
     @property
     def scaling(self) -> Literal["dynamic", "none"] | float:
@@ -180,7 +180,7 @@ class Precision:
 
     @property
     def needs_x64(self) -> bool:
-        """Whether JAX's 64-bit types must be enabled."""
+        """True if JAX's 64-bit types must be enabled."""
         return "float64" in (self.params, self.compute, self.reduce)
 
 

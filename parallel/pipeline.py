@@ -83,14 +83,14 @@ class PipelineConfig:
     virtual: int = 0
     """Pieces V of the model on each stage; 0 = the default of the schedule."""
     layers: tuple[int, ...] = ()
-    """Layers of each of the S x V pieces, in the order of the model; () = as even as possible."""
+    """Layers of each of the S x V pieces, in the order of the model; empty = as even as possible."""
     embed_and_head: Literal["whole", "split"] = "whole"
-    """Whether each stage stores embedding and head whole, or split over the stages and gathered in each step."""
+    """Storage of embedding and head: whole on each stage, or split over the stages and gathered in each step."""
     scatter: Literal["step", "microbatch"] = "step"
-    """When FSDP reduce-scatters the gradients of a stage: once per step, which needs memory for them whole, or after
+    """Time of FSDP's reduce-scatter of a stage's gradients: once per step, with memory for whole gradients, or after
     each microbatch."""
     recompute: bool = False
-    """Whether a stage keeps only its input for backward, and recomputes the rest."""
+    """Keep only the input of a stage for backward, and recompute the rest."""
 
     def __post_init__(self) -> None:
         check_options(AXIS, self)

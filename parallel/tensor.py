@@ -60,9 +60,9 @@ class TensorConfig:
     size: int = 1
     """Devices over which every matrix product is split; they need the fastest links; -1 = the rest."""
     explicit: bool = True
-    """Whether a model that supports it splits its own work; false leaves the axis to XLA and your layout rules."""
+    """Models that support it split their own work; false leaves the axis to XLA and your layout rules."""
     collective_matmul: bool = False
-    """Whether gathers and scatters run as steps of a ring, each overlapping a product."""
+    """Run gathers and scatters as the steps of a ring, each overlapping a product."""
 
     def __post_init__(self) -> None:
         check_options(AXIS, self)

@@ -29,10 +29,9 @@ from typing import Any
 
 import jax
 
-from ..checkpoints.damage import shorten
 from ..layouts.paths import flatten_mapping
 from ..mesh.compat import coordination_client, jax_settings
-from ..mesh.errors import UserError
+from ..mesh.errors import UserError, first_lines
 from ..mesh.processes import PREFIX, broadcast_text, differences, exchange, is_main_process
 from .build_run import Built
 from .ownership import read_owner, this_place
@@ -239,7 +238,7 @@ def agree(name: str, found: Mapping[str, str], seconds: float, fix: str = SAME_E
     wait_until_all_know()
     raise Disagreement(
         f"The {len(texts)} processes of this run differ, and would train different things together:\n  "
-        + "\n  ".join(shorten(lines, MAX_LISTED))
+        + "\n  ".join(first_lines(lines, MAX_LISTED))
         + f"\n{fix}, and start them again; nothing was trained."
     )
 

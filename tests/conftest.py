@@ -78,3 +78,12 @@ def float64():
     jax.config.update("jax_enable_x64", True)
     yield
     jax.config.update("jax_enable_x64", False)
+
+
+@pytest.fixture
+def broadcasting():
+    """Other libraries add a bias to rows without saying so."""
+    import jax
+
+    with jax.numpy_rank_promotion("allow"):
+        yield

@@ -17,7 +17,7 @@ from ...mesh.errors import UserError
 from ..config import DataConfig, part_config
 from ..examples import shapes_of
 from ..shares import locate, whole_weights
-from ..source import BadDataError, BatchedSource, Source, Splits, fingerprint, is_stream, origin_of, take
+from ..source import BadDataError, BatchedSource, Source, Splits, find_part, fingerprint, is_stream, origin_of, take
 from .order import part_seed, source_order
 
 MAX_ROWS = 1 << 48
@@ -49,10 +49,11 @@ class Mixture(BatchedSource):
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the examples at `indices` (int64, (N,)), stacked on dim 0."""
-        parts, rows = self._part_of(indices), {}
+        parts, places = find_part(self._starts, indices)
+        rows: dict[str, np.ndarray] = {}
         for part in np.unique(parts):
             chosen = parts == part
-            for name, array in take(self.sources[part], indices[chosen] - self._starts[part]).items():
+            for name, array in take(self.sources[part], places[chosen]).items():
                 rows.setdefault(name, np.empty((len(indices), *array.shape[1:]), array.dtype))[chosen] = array
         return rows
 
@@ -77,12 +78,8 @@ class Mixture(BatchedSource):
 
     def origin(self, index: int) -> str:
         """Returns the part of example `index`, and its origin there."""
-        part = int(self._part_of(np.array(index)))
-        within = index - int(self._starts[part])
+        part, within = map(int, find_part(self._starts, index))
         return f"{self._names[part]}, {origin_of(self.sources[part], within) or f'example {within}'}"
-
-    def _part_of(self, indices: np.ndarray) -> np.ndarray:
-        return np.searchsorted(self._starts, indices, side="right") - 1
 
 
 class EvenlyMixed(BatchedSource):

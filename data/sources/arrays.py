@@ -9,8 +9,8 @@ import numpy as np
 
 from ...mesh.errors import UserError
 from ..config import DataConfig
-from ..examples import count_rows, flat, is_numeric, shapes_of, with_weights
-from ..source import BatchedSource, Splits, divide_rows, fingerprint, splits_of
+from ..examples import count_rows, flat, not_numeric, shapes_of, with_weights
+from ..source import BatchedSource, Splits, divide_rows, find_part, fingerprint, splits_of
 from ..value_ranges import Limit, Limits, check_source, check_vocabulary
 from .source_files import find_files, raise_system_error, reason_of
 
@@ -25,9 +25,8 @@ def origin_in(files: Sequence[tuple[str, int]]) -> Origin:
     """Returns the origin of rows that follow each other in files: pairs of a file and its number of rows."""
 
     def describe(row: int) -> str:
-        starts = np.cumsum([0, *(count for _, count in files)])
-        file = int(np.searchsorted(starts, row, side="right")) - 1
-        return f"row {row - int(starts[file])} of {files[file][0]}"
+        file, place = find_part(np.cumsum([0, *(count for _, count in files)]), row)
+        return f"row {place} of {files[file][0]}"
 
     return describe
 
@@ -195,7 +194,6 @@ def _read_npz(path: Path, key: str) -> dict[str, np.ndarray]:
 
 def _count_rows(arrays: Mapping[str, np.ndarray]) -> int:
     """Returns the number of rows; a UserError if arrays are not numeric or have different numbers of rows."""
-    wrong = [f"{name!r} contains {array.dtype}" for name, array in arrays.items() if not is_numeric(array.dtype)]
-    if wrong:
-        raise UserError(f"arrays must contain numbers; {', '.join(wrong)}. Convert or remove them.")
+    if wrong := not_numeric(arrays):
+        raise UserError(f"arrays must contain numbers; {wrong}. Convert or remove them.")
     return count_rows(arrays, "all arrays")

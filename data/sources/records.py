@@ -17,8 +17,8 @@ import numpy as np
 
 from ...mesh.errors import UserError, counted
 from ..config import DataConfig
-from ..examples import is_numeric
-from ..source import Splits, divide_rows
+from ..examples import not_numeric
+from ..source import Splits, divide_rows, find_part
 from .columns import read_columns
 from .file_examples import UNREADABLE, Records, make_file_splits
 from .source_files import BadRecords, explain_missing, find_files, raise_system_error, reason_of
@@ -43,8 +43,7 @@ def read_records(patterns: tuple[str, ...], config: DataConfig, key: str) -> Cor
             be read, or the package is not installed.
     """
 
-    def values(path: Path, column: str, bad: BadRecords) -> Iterator[tuple[str, Any]]:
-        del column
+    def values(path: Path, _: str, bad: BadRecords) -> Iterator[tuple[str, Any]]:
         records = _open(path)
         for number in range(len(records)):
             where = f"{path}, record {number}"
@@ -75,16 +74,12 @@ def read_record_arrays(config: DataConfig) -> Splits:
     number = int(starts[len(paths)])
     rows = [np.arange(number), np.arange(number, starts[-1])] if held_out else divide_rows(number, config.eval_fraction)
 
-    def place(row: int) -> tuple[int, int]:
-        file = int(np.searchsorted(starts, row, side="right")) - 1
-        return file, row - int(starts[file])
-
     def read(row: int) -> bytes:
-        file, record = place(row)
+        file, record = find_part(starts, row)
         return files[file][record]
 
     def describe(row: int) -> str:
-        file, record = place(row)
+        file, record = find_part(starts, row)
         return f"{(*paths, *held_out)[file]}, record {record}"
 
     splits = make_file_splits(Records(read, lambda row, record: _arrays(record), describe, WRITE), rows, config)
@@ -127,7 +122,7 @@ def _arrays(record: bytes) -> dict[str, np.ndarray]:
             arrays = {name: archive[name] for name in archive.files}
     except Exception as error:  # NumPy raises any of several types for invalid content
         raise ValueError(f"its arrays cannot be read: {reason_of(error)}. {WRITE}") from error
-    wrong = [f"{name!r} contains {array.dtype}" for name, array in arrays.items() if not is_numeric(array.dtype)]
-    if wrong or not arrays:
-        raise ValueError(f"{', '.join(wrong) or 'the record is empty'}. {WRITE}")
+    wrong = not_numeric(arrays) if arrays else "the record is empty"
+    if wrong:
+        raise ValueError(f"{wrong}. {WRITE}")
     return arrays

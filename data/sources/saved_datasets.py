@@ -139,9 +139,8 @@ def _load(directory: Path) -> Any:
         raise UserError(f"{directory} cannot be read as a saved dataset: {reason_of(error)}. Save it again.") from error
 
 
-def _values(path: Path, column: str, bad: BadRecords) -> Iterator[tuple[str, Any]]:
+def _values(path: Path, column: str, _: BadRecords) -> Iterator[tuple[str, Any]]:
     """Yields the values of one column of a saved dataset."""
-    del bad
     dataset = _load(path)
     if column not in dataset.column_names:
         raise UserError(f"{path}: {unknown_column(column, dataset.column_names)}")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from ...mesh.errors import UserError, counted, did_you_mean
+from ...mesh.errors import UserError, counted, did_you_mean, raise_problems
 from ...mesh.processes import print_progress
 
 STARTS = "Paths in a YAML file start from its directory (run.root), those in key=value from the working directory."
@@ -120,9 +120,7 @@ def find_files(patterns: tuple[str, ...], *, key: str, suffixes: tuple[str, ...]
             f"{key}: {', '.join(sorted(unreadable)[:MAX_NAMED])}{', ...' if len(unreadable) > MAX_NAMED else ''}: "
             f"invalid extension; this source reads {', '.join(suffixes)} (data.source selects the source)."
         )
-    if problems:
-        more = [f"... and {len(problems) - MAX_NAMED} more."] if len(problems) > MAX_NAMED else []
-        raise UserError("\n".join([*problems[:MAX_NAMED], *more]))
+    raise_problems(problems, most=MAX_NAMED)
     return tuple(sorted(found.values(), key=lambda file: (file.name, str(file.path))))
 
 

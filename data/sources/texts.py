@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...mesh.errors import UserError, counted
+from ...mesh.errors import UserError, counted, raise_problems
 from ..config import DataConfig
 from ..source import hash_fraction
 from .source_files import FoundFile, find_files, raise_system_error, reason_of
@@ -124,12 +124,11 @@ def join(documents: Sequence[Document], separator: int | None) -> list[Document]
     return joined + [document for document in documents if document.mapped]
 
 
-def read_text(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corpus:
+def read_text(patterns: tuple[str, ...], key: str) -> Corpus:
     """Reads text files as bytes, each one document; byte 0 follows each.
 
     Args:
         patterns: Files or globs.
-        config: Not used: bytes need no options.
         key: Config key of the patterns, for messages.
 
     Returns:
@@ -138,7 +137,6 @@ def read_text(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corpus
     Raises:
         UserError: A pattern does not match any file.
     """
-    del config
     return _text_corpus(find_files(patterns, key=key), "text files")
 
 
@@ -171,15 +169,8 @@ def _is_skipped(name: str) -> bool:
     return name in SKIPPED_DIRECTORIES or name in SKIPPED_FILES or name.startswith(SKIPPED_PREFIXES)
 
 
-def read_stdlib(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corpus:
-    """Reads the standard library's source as a corpus of bytes.
-
-    Args:
-        patterns: Not used: the files are fixed.
-        config: Not used: bytes need no options.
-        key: Not used.
-    """
-    del patterns, config, key
+def read_stdlib() -> Corpus:
+    """Reads the standard library's source as a corpus of bytes."""
     root = Path(sysconfig.get_paths()["stdlib"])
     return _text_corpus(stdlib_files(root), f"source of Python {platform.python_version()}")
 
@@ -211,8 +202,7 @@ def read_tokens(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corp
             problems.append(f"{key}: {file.path}: {error}")
         else:
             documents.append(Document(file.name.encode(), np.asarray(ids), file.name, mapped=True))
-    if problems:
-        raise UserError("\n".join(problems))
+    raise_problems(problems)
     num_tokens = sum(len(document.ids) for document in documents)
     size = f"{counted(len(documents), 'file')}, {num_tokens:,} tokens"
     return Corpus(documents, config.document_end, None, f"token files ({size})")

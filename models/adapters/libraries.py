@@ -10,7 +10,6 @@ Keras        sequential/dense/kernel       sequential/norm/moving_mean      vari
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from inspect import Parameter
 from types import FunctionType
 from typing import Any
 
@@ -40,14 +39,8 @@ def groups_of(library: str) -> tuple[str, ...]:
     return GROUPS if library else GROUPS[:1]
 
 
-LIBRARIES = {
-    "flax.linen": ("Module", "linen", "adapt_linen"),
-    "flax.nnx": ("Module", "nnx", "adapt_nnx"),
-    "equinox": ("Module", "equinox", "adapt_equinox"),
-    "keras": ("Layer", "keras", "adapt_keras"),
-}
-"""The library's module -> its base class, the file here and the function in it. A new library is "
-"one file and one line."""
+LIBRARIES = {"flax.linen": "Module", "flax.nnx": "Module", "equinox": "Module", "keras": "Layer"}
+"""The library's module -> its base class. The file here has the last part of its name: linen.adapt_linen."""
 MAKERS = {"rngs": "flax.nnx", "key": "equinox"}
 """The argument of a function that makes a module -> the module's library."""
 NO_OPTIONS = ("parent", "name")
@@ -81,8 +74,9 @@ def makes_modules(named: Any, options: Mapping[str, Any]) -> bool:
         options: Its options; a function that gets such an argument from them does not.
     """
     argument = _maker_argument(named) if isinstance(named, type | FunctionType | partial) else ""
-    required = any(each.default is each.empty for each in _parameters(named) if each.name == argument)
-    return library_of_class(named) is not None or bool(argument and required and argument not in options)
+    if library_of_class(named) is not None or not argument or argument in options:
+        return library_of_class(named) is not None
+    return any(each.name == argument and each.default is each.empty for each in find_parameters(named).parameters)
 
 
 def made_with(
@@ -119,15 +113,8 @@ def _maker_argument(function: Any) -> str:
     return next((name for name in wanted if takes_option(function, name)), "")
 
 
-def _parameters(function: Any) -> tuple[Parameter, ...]:
-    try:
-        return find_parameters(function).parameters
-    except (TypeError, ValueError):
-        return ()
-
-
 def _is_of(kind: type, library: str) -> bool:
     """Returns True if a class descends from a library's base class, without importing the library."""
     package = library.partition(".")[0]
     found = any(each.__module__.partition(".")[0] == package for each in kind.__mro__)
-    return found and issubclass(kind, getattr(import_module(library), LIBRARIES[library][0]))
+    return found and issubclass(kind, getattr(import_module(library), LIBRARIES[library]))

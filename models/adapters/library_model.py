@@ -19,7 +19,7 @@ from ...parallel.model.user_errors import as_user_error
 from ...parallel.model.user_options import takes_option
 from ...parallel.sharding.batch_rows import batch_axes
 from .adapted import Adapted, Rows, row_keys
-from .libraries import LIBRARIES, library_of
+from .libraries import library_of
 from .row_loss import NAMED, row_function, sums
 
 
@@ -133,8 +133,8 @@ def _adapted(module: Any, inputs: Any) -> Adapted:
             "Keras, or a function of rngs (NNX) or key (Equinox) that makes one. A plain pair of functions is a "
             "spmdkit.Model."
         )
-    _, file, function = LIBRARIES[library]
-    return getattr(import_module(f".{file}", __package__), function)(module, inputs)
+    file = library.rpartition(".")[2]
+    return getattr(import_module(f".{file}", __package__), f"adapt_{file}")(module, inputs)
 
 
 def _inputs(given: str | Sequence[str] | Callable[..., Any]) -> Callable[[Batch, Array | None], Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from annotated_types import Ge, Lt
 
 from ...layouts.paths import leaves_with_paths, map_with_path
-from ...mesh.errors import UserError, did_you_mean
+from ...mesh.errors import UserError, did_you_mean, raise_problems
 from ...parallel.model import BlockModel, Params
 from ..transformer import transformer
 from ..transformer_config import Count, Positive, TransformerConfig
@@ -180,10 +180,7 @@ def load_params(folder: Path, model: BlockModel) -> Params:
         for name in arrays
         if name not in allowed and not NO_WEIGHTS.search(name)
     ]
-    if problems:
-        more = [f"... and {len(problems) - MAX_LISTED} more"] if len(problems) > MAX_LISTED else []
-        first = f"{folder} does not match its {NAME}:"
-        raise UserError("\n  ".join([first, *problems[:MAX_LISTED], *more]))
+    raise_problems(problems, f"{folder} does not match its {NAME}:", MAX_LISTED)
     return params
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...layouts.paths import in_blocks, leaves_with_paths
 from ...layouts.sizes import array_bytes
-from ...mesh.errors import UserError
+from ...mesh.errors import UserError, raise_problems
 from ...mesh.files import atomic_write
 from ...parallel.model import Params
 from ..transformer import transformer
@@ -85,8 +85,7 @@ def _checked(config: TransformerConfig, params: Params) -> dict[str, Any]:
         for path, leaf in leaves.items()
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
     ]
-    if wrong:
-        raise UserError("Parameters that cannot be written:\n  " + "\n  ".join(wrong))
+    raise_problems(wrong, "Parameters that cannot be written:")
     return {path: leaves[path] for path in expected}
 
 

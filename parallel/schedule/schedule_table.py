@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal, NamedTuple
 
-from ...mesh.errors import UserError, counted
+from ...mesh.errors import counted, raise_problems
 
 Placement = Literal["loop", "v"]
 PLACEMENTS: tuple[Placement, ...] = ("loop", "v")
@@ -157,11 +157,7 @@ def check(schedule: Schedule) -> None:
     else:
         when, problems = _placed(schedule)
         problems += _missing(schedule, when) + _too_early(schedule, when)
-    if problems:
-        left_out = len(problems) - MAX_PROBLEMS
-        lines = [*problems[:MAX_PROBLEMS], *([f"... and {left_out} more"] if left_out > 0 else [])]
-        heading = f"{counted(len(problems), 'problem')} in schedule {schedule.name}:"
-        raise UserError("\n  ".join([heading, *lines]))
+    raise_problems(problems, f"{counted(len(problems), 'problem')} in schedule {schedule.name}:", MAX_PROBLEMS)
 
 
 def _placed(schedule: Schedule) -> tuple[Places, list[str]]:

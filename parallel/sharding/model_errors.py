@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ...layouts.paths import leaves_with_paths
+from ...layouts.paths import leaves_with_paths, some
 from ...mesh.errors import UserError
 from ...mesh.keys import make_key
 from ..model import BlockModel, Model, Params, has_state
@@ -90,7 +90,7 @@ def _abstract_result(model: Any, name: str, kind: Any, message: str) -> Any:
     if wrong:
         calls = " and ".join(f"jax.tree_util.register_dataclass({each})" for each in classes)
         hint = f" For JAX to find the arrays of a dataclass, call {calls}." if classes else ""
-        raise ModelError(f"{_returned_by(model, name)} {message.format(_some(wrong))}{hint}")
+        raise ModelError(f"{_returned_by(model, name)} {message.format(some(wrong, MAX_LISTED))}{hint}")
     return result
 
 
@@ -133,7 +133,8 @@ def check_groups(model: Model | BlockModel, params: Params) -> None:
     if wrong or not jax.tree.leaves(params["blocks"]):
         raise ModelError(
             f"{where} blocks that are not num_blocks={model.num_blocks} stacked on dim 0: "
-            f"{_some(wrong) or 'blocks is empty'}. Give every leaf of blocks that first dim, as with jnp.stack."
+            f"{some(wrong, MAX_LISTED) or 'blocks is empty'}. Give every leaf of blocks that first dim, as with "
+            "jnp.stack."
         )
 
 
@@ -188,8 +189,8 @@ def _trace_blocks(model: BlockModel, params: Params, batch: Shapes, key: Any, wi
     if changed or jax.tree.structure(x) != jax.tree.structure(y):
         raise ModelError(
             f"model {model.name!r}: block, {locate_function(model.block)}, changes "
-            f"{_some(changed) or 'the structure of x'}. Every block gets the result of the previous one, so it must "
-            "return the shapes and dtypes that embed returns (cast with .astype(x.dtype))."
+            f"{some(changed, MAX_LISTED) or 'the structure of x'}. Every block gets the result of the previous one, so "
+            "it must return the shapes and dtypes that embed returns (cast with .astype(x.dtype))."
         )
     _check_sums(model, "head", _trace(model, "head", (head, x, batch, key), batch, without))
 
@@ -207,8 +208,8 @@ def _trace(model: Any, name: str, arguments: tuple[Any, ...], batch: Shapes, wit
 
 def _facts(error: BaseException | None, arguments: tuple[Any, ...], batch: Shapes, remedy: str) -> str:
     """Describes the arguments of the function, and the fix of an invalid name or a missing key."""
-    held = _some([f"{name} {_shape(leaf)}" for name, leaf in batch.items()])
-    params = _some([f"{path} {_shape(leaf)}" for path, leaf in leaves_with_paths(arguments[0])])
+    held = some([f"{name} {_shape(leaf)}" for name, leaf in batch.items()], MAX_LISTED)
+    params = some([f"{path} {_shape(leaf)}" for path, leaf in leaves_with_paths(arguments[0])], MAX_LISTED)
     if isinstance(error, KeyError) and not remedy:
         names = [str(name) for name in arguments[0]] if isinstance(arguments[0], Mapping) else []
         near = guess_name(error.args[0] if error.args else "", batch, names)
@@ -242,8 +243,3 @@ def _check_sums(model: Any, name: str, result: Any, state: Any = ()) -> None:
 
 def _shape(leaf: Any) -> str:
     return "nothing" if leaf is None else f"{leaf.dtype} {tuple(leaf.shape)}"
-
-
-def _some(items: list[str]) -> str:
-    rest = len(items) - MAX_LISTED
-    return ", ".join(items[:MAX_LISTED]) + (f" and {rest} more" if rest > 0 else "")

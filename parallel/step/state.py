@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from ...layouts.paths import in_blocks, leaves_with_paths, map_with_path
 from ...layouts.table import LayoutTable
 from ...mesh.compat import varying_axes
-from ...mesh.errors import UserError, did_you_mean
+from ...mesh.errors import did_you_mean, raise_problems
 from ...mesh.keys import WORDS, key_of
 from ..model import BlockModel, Model, Params, has_state
 from ..options import cast_floats
@@ -181,11 +181,7 @@ def place_params(given: Params, stored: Params, order: StoredOrder) -> Params:
         UserError: A parameter is missing, is not the model's, or has another shape or kind of number; all at once.
     """
     in_model_order = order.abstract_model(stored)
-    problems = list(_problems(given, in_model_order))
-    if problems:
-        more = [f"... and {len(problems) - MAX_LISTED} more"] if len(problems) > MAX_LISTED else []
-        lines = "\n".join(f"  {line}" for line in problems[:MAX_LISTED] + more)
-        raise UserError(f"Parameters that do not fit the model:\n{lines}")
+    raise_problems(_problems(given, in_model_order), "Parameters that do not fit the model:", MAX_LISTED)
     expected = dict(leaves_with_paths(in_model_order))
     laid_out = {path: leaf for path, leaf in leaves_with_paths(given) if _is_laid_out(leaf, expected[path])}
     arrays = {path: _of_host(leaf) for path, leaf in leaves_with_paths(given) if path not in laid_out}

@@ -48,10 +48,13 @@ def smoothing(request, monkeypatch):
     return request.param
 
 
-def test_equals_a_slow_reference(monkeypatch, smoothing):
+@pytest.mark.parametrize(("max_tokens", "step"), [(1 << 28, 1), (700, 3)])
+def test_equals_a_slow_reference(max_tokens, step, monkeypatch, smoothing):
+    """Of large splits, evenly spread windows are read."""
     monkeypatch.setattr(bigram, "TOKENS_PER_READ", 160)
+    monkeypatch.setattr(bigram, "MAX_TRAIN_TOKENS", max_tokens)
     train, evaluation = windows([9, *markov(2000)]), windows([*markov(300, seed=5), 8, 9, 8, 8] * 2)
-    expected = slow_bigram_loss(train, evaluation, 10, smoothing)
+    expected = slow_bigram_loss([train[index] for index in range(0, len(train), step)], evaluation, 10, smoothing)
     assert bigram_loss(train, evaluation, 10) == pytest.approx(expected, rel=1e-12)
 
 
@@ -76,11 +79,3 @@ def test_chosen_smoothing_is_close_to_the_best():
 def test_fits_few_windows_without_tuning():
     train = windows([1, 2] * 10)
     assert bigram_loss(train, train, 3) == pytest.approx(slow_bigram_loss(train, train, 3, 1.0), rel=1e-12)
-
-
-def test_reads_evenly_spread_windows_of_large_splits(monkeypatch, smoothing):
-    monkeypatch.setattr(bigram, "MAX_TRAIN_TOKENS", 700)
-    train, evaluation = windows(markov(2000)), windows(markov(300, seed=5))
-    every_third = [train[index] for index in range(0, len(train), 3)]
-    expected = slow_bigram_loss(every_third, evaluation, 7, smoothing)
-    assert bigram_loss(train, evaluation, 7) == pytest.approx(expected, rel=1e-12)

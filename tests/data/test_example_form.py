@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from spmdkit.data import BadDataError, eval_batches, from_arrays, nested
-from spmdkit.data.examples import as_array, flat, with_weights
+from spmdkit.data.examples import PAIR, as_array, as_arrays, flat, with_weights
 
 A, B, C = (np.full(2, value) for value in range(3))
 
@@ -31,19 +31,6 @@ def test_a_third_entry_of_a_tuple_is_weights():
 def test_there_and_back():
     tree = {"image": A, "targets": {"label": B, "box": {"size": C}}}
     assert nested(flat(tree)) == tree
-
-
-@pytest.mark.parametrize(
-    ("example", "message"),
-    [
-        ((A, B, C, A), r"an example has 4 entries, but 2 names \(inputs, targets\)"),
-        (3, "an example must be a dict of arrays, .*got a int"),
-        ({"a/b": A, "a": {"b": B}}, "an example has 'a/b' twice"),
-    ],
-)
-def test_rejects_examples_without_names(example, message):
-    with pytest.raises(ValueError, match=message):
-        flat(example)
 
 
 def test_nested_arrays_become_batches(sharding):
@@ -110,17 +97,20 @@ def test_values_become_arrays(value, expected):
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("example", "message"),
     [
-        ("text", "x contains <U4; examples must be numbers"),
-        ([[1], [1, 2]], "x must be an array of numbers, got a list: "),
-        (None, "x contains object"),
-        (np.array(["2020-01-01"], "M8[D]"), "x contains datetime64"),
+        ((A, B, C, A), r"an example has 4 entries, but 2 names \(inputs, targets\)"),
+        (3, "an example must be a dict of arrays, .*got a int"),
+        ({"a/b": A, "a": {"b": B}}, "an example has 'a/b' twice"),
+        ({"x": "text"}, "x contains <U4; examples must be numbers"),
+        ({"x": [[1], [1, 2]]}, "x must be an array of numbers, got a list: "),
+        ({"x": None}, "x contains object"),
+        ({"x": np.array(["2020-01-01"], "M8[D]")}, "x contains datetime64"),
     ],
 )
-def test_rejects_values_that_are_not_numeric(value, message):
+def test_rejects_invalid_examples(example, message):
     with pytest.raises(ValueError, match=message):
-        as_array(value, "x")
+        as_arrays(example, PAIR)
 
 
 @pytest.mark.parametrize(

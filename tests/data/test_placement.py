@@ -70,12 +70,13 @@ def test_places_arrays_in_dtypes_of_jax(sharding, bits, request):
     assert (str(placed["a"].dtype), str(placed["b"].dtype)) == (f"int{bits}", f"float{bits}")
 
 
-@pytest.mark.parametrize(("rows", "remedy"), [(12, "8 or 16"), (3, "8"), (0, "8")])
-def test_indivisible_batches(sharding, rows, remedy):
+@pytest.mark.parametrize(("rows", "nearest"), [(12, 16), (3, 8), (0, 8)])
+def test_indivisible_batches(sharding, rows, nearest):
     message = (
         rf"train\.global_batch={rows} rows cannot be split over the mesh axes data 2 x fsdp 4 = 8 parts: {rows} % 8"
     )
-    with pytest.raises(ValueError, match=message + rf" = {rows % 8}\. Set train\.global_batch to {remedy}\."):
+    remedy = rf"Set train\.global_batch to a multiple of 8; the nearest is {nearest}\."
+    with pytest.raises(ValueError, match=rf"{message} = {rows % 8}\. {remedy}"):
         rows_of_devices(sharding, rows, jax.devices())
 
 

@@ -2,7 +2,6 @@
 
 import shlex
 
-import jax
 import pytest
 from spmdkit.configs import load_config
 from spmdkit.planning.explain_run import explain
@@ -11,16 +10,11 @@ from support.runs import EXAMPLES
 
 pytestmark = [
     pytest.mark.long,
+    pytest.mark.usefixtures("broadcasting"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # of Flax, in float64
     pytest.mark.filterwarnings("ignore::spmdkit.parallel.step.manual_axes.UncheckedStep"),  # of Equinox's batch norm
 ]
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.yaml"))
-
-
-@pytest.fixture(autouse=True)
-def other_libraries_broadcast():
-    with jax.numpy_rank_promotion("allow"):
-        yield
 
 
 def commands():

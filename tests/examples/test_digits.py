@@ -12,14 +12,9 @@ from spmdkit.runtime.rollbacks import batches_after
 from spmdkit.training.metrics import read_metrics
 from support.runs import EXAMPLES, example
 
+pytestmark = pytest.mark.usefixtures("broadcasting")
 STEPS = 4
 FLOAT64 = [f"precision.{part}=float64" for part in ("params", "compute", "reduce")]
-
-
-@pytest.fixture(autouse=True)
-def flax_broadcasts():
-    with jax.numpy_rank_promotion("allow"):
-        yield
 
 
 @pytest.mark.slow

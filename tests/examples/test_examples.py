@@ -2,18 +2,13 @@
 
 import shlex
 
-import jax
 import numpy as np
 import pytest
 from spmdkit.configs import load_config
 from spmdkit.runtime.build_run import build
 from support.runs import EXAMPLES, example
 
-
-@pytest.fixture(autouse=True)
-def other_libraries_broadcast():
-    with jax.numpy_rank_promotion("allow"):
-        yield
+pytestmark = pytest.mark.usefixtures("broadcasting")
 
 
 @pytest.mark.slow

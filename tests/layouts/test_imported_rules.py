@@ -67,18 +67,20 @@ def test_renames_axes():
 
 
 @pytest.mark.parametrize(
-    ("rules", "names", "message"),
+    ("rules", "names", "axes", "message"),
     [
-        ([("embed",)], {}, r"a rule must be a pair .* got \('embed',\)"),
-        ([("embed", 3)], {"x": ("embed",)}, "rule 'embed': Invalid entry 3"),
-        (FLAX_RULES, {"x": ("mlp", "mlp")}, "'x' has dims .* two of them 'mlp'"),
-        (FLAX_RULES, {"a": {"x": 3.0}}, r"'a/x' in the tree of names must be .* got 3.0 \(float\)"),
-        ([("embed", PartitionSpec.UNCONSTRAINED)], {"x": ("embed",)}, "Each entry is None"),
+        ([("embed",)], {}, None, r"a rule must be a pair .* got \('embed',\)"),
+        ([("embed", 3)], {"x": ("embed",)}, None, "rule 'embed': Invalid entry 3"),
+        (FLAX_RULES, {"x": ("mlp", "mlp")}, None, "'x' has dims .* two of them 'mlp'"),
+        (FLAX_RULES, {"a": {"x": 3.0}}, None, r"'a/x' in the tree of names must be .* got 3.0 \(float\)"),
+        ([("embed", PartitionSpec.UNCONSTRAINED)], {"x": ("embed",)}, None, "Each entry is None"),
+        (FLAX_RULES, {"x": ("mlp",)}, {"model": "nowhere"}, "unknown mesh axis 'nowhere' .* the mesh has data, model"),
+        (FLAX_RULES, {"x": ("mlp",)}, {"modell": "model"}, "axes renames 'modell'"),
     ],
 )
-def test_rejects_invalid_flax_rules(mesh, rules, names, message):
+def test_rejects_invalid_flax_rules(mesh, rules, names, axes, message):
     with pytest.raises(spmdkit.UserError, match=message):
-        from_flax_rules(rules, names, mesh)
+        from_flax_rules(rules, names, mesh, axes=axes)
 
 
 def test_ignores_unknown_axes_with_a_warning():
@@ -96,18 +98,6 @@ def test_ignores_unknown_axes_with_a_warning():
     (message,) = (str(warning.message) for warning in warned)
     assert "does not have: fsdp_transpose, tensor_sequence, tensor_transpose, sequence. The mesh has pipe" in message
     assert "axes={'fsdp_transpose': 'tensor'}" in message
-
-
-@pytest.mark.parametrize(
-    ("axes", "message"),
-    [
-        ({"model": "nowhere"}, r"unknown mesh axis 'nowhere' .* the mesh has data, model"),
-        ({"modell": "model"}, "axes renames 'modell'"),
-    ],
-)
-def test_rejects_invalid_renaming(mesh, axes, message):
-    with pytest.raises(spmdkit.UserError, match=message):
-        from_flax_rules(FLAX_RULES, {"x": ("mlp",)}, mesh, axes=axes)
 
 
 class KerasMap:
@@ -230,12 +220,10 @@ def test_converts_plans_of_modules_and_parameters(own):
 
 
 def test_converts_prefixes_and_flat_names(own):
-    params = {"layers.3.mlp.experts.down_proj": jax.ShapeDtypeStruct((8, 16, 64), "float32")}
-    plan = {"model.layers.*.mlp.experts.down_proj": "rowwise"}
-    assert from_tp_plan(plan, params, own)["layers.3.mlp.experts.down_proj"].axes == (None, None, "tensor")
-    plan = {"layers.*.mlp.experts.down_proj": "grouped_gemm"}
-    found = from_tp_plan(plan, params, own, axis="fsdp")
-    assert found["layers.3.mlp.experts.down_proj"].axes == ("fsdp", None, None)
+    name, key = "layers.3.mlp.experts.down_proj", "layers.*.mlp.experts.down_proj"
+    params = {name: jax.ShapeDtypeStruct((8, 16, 64), "float32")}
+    assert from_tp_plan({f"model.{key}": "rowwise"}, params, own)[name].axes == (None, None, "tensor")
+    assert from_tp_plan({key: "grouped_gemm"}, params, own, axis="fsdp")[name].axes == ("fsdp", None, None)
 
 
 def test_parameters_take_precedence_over_modules(own):
@@ -255,11 +243,8 @@ def test_parameters_take_precedence_over_modules(own):
         ({"layers.mlp.up_proj": "colwise"}, "matches no parameter"),
     ],
 )
-def test_rejects_invalid_plans(own, plan, message):
+def test_rejects_invalid_plans(own, mesh, plan, message):
     with pytest.raises(spmdkit.UserError, match=message):
         from_tp_plan(plan, tree("weight", True), own)
-
-
-def test_rejects_a_mesh_without_the_axis(mesh):
     with pytest.raises(spmdkit.UserError, match=r"unknown mesh axis 'tensor' .*; the mesh has data, model"):
         from_tp_plan(LLAMA, tree("weight", True), mesh)

@@ -98,13 +98,34 @@ def test_unmatched_parameters_may_be_replicated(canonical):
 # Rules
 
 
-def test_a_rule_that_matches_nothing_names_the_nearest_path(canonical, rules):
-    rules[".*/quary"] = (None, "fsdp")
-    [problem] = problems_of(PARAMS, canonical, rules=rules)
-    assert problem == (
-        "Rule '.*/quary' matches no parameter. The nearest path is 'blocks/0/query'. Correct the rule or remove it "
-        "from layouts.rules."
-    )
+@pytest.mark.parametrize(
+    ("more", "options", "expected"),
+    [
+        (
+            {".*/quary": (None, "fsdp")},
+            {},
+            "Rule '.*/quary' matches no parameter. The nearest path is 'blocks/0/query'. Correct the rule or remove it "
+            "from layouts.rules.",
+        ),
+        (
+            {".*query": ("fsdp", None)},  # once for all layers
+            {},
+            "'blocks/{0..2}/query' of shape (64, 64) is matched by 2 rules, '.*/query' and '.*query'. Make the rules "
+            "more specific, or set layouts.match to first.",
+        ),
+        (
+            {},
+            {"required_axes": ("data", "fsdp", "tensor")},
+            "Mesh axis 'data' of size 2 splits no parameter, so groups of 2 devices would hold the same. Name it in a "
+            "rule of layouts.rules, or set strategy.data to 1.",
+        ),
+    ],
+    ids=["unused rule", "two rules", "unused axis"],
+)
+def test_explains_rules_and_axes_that_do_not_fit(canonical, rules, more, options, expected):
+    for key, axes in more.items():
+        rules[key] = axes
+    assert problems_of(PARAMS, canonical, rules=rules, **options) == (expected,)
 
 
 @pytest.mark.parametrize(
@@ -122,15 +143,6 @@ def test_no_parameters_no_nearest_path(canonical, rules):
 def test_rules_for_outputs_match_no_parameter(canonical, rules):
     rules[".*/query/output"] = ("data", None)
     assert resolve(PARAMS, canonical, rules=rules).row("head").rule == "head"
-
-
-def test_two_rules_for_a_path_are_said_once_for_all_layers(canonical, rules):
-    rules[".*query"] = ("fsdp", None)
-    [problem] = problems_of(PARAMS, canonical, rules=rules)
-    assert problem == (
-        "'blocks/{0..2}/query' of shape (64, 64) is matched by 2 rules, '.*/query' and '.*query'. Make the rules more "
-        "specific, or set layouts.match to first."
-    )
 
 
 @pytest.mark.parametrize("match", ["fullmatch", "first"])
@@ -202,14 +214,6 @@ def test_moving_on_needs_a_dim_that_divides(canonical):
     rules = make_rules(canonical, w=(None, "fsdp"))
     [problem] = problems_of({"w": array(6, 7)}, canonical, rules=rules, indivisible="next_dim")
     assert "dim 1 of size 7 does not divide over fsdp (size 4): 7 % 4 = 3" in problem
-
-
-def test_an_axis_that_splits_nothing(canonical, rules):
-    [problem] = problems_of(PARAMS, canonical, rules=rules, required_axes=("data", "fsdp", "tensor"))
-    assert problem == (
-        "Mesh axis 'data' of size 2 splits no parameter, so groups of 2 devices would hold the same. Name it in a rule "
-        "of layouts.rules, or set strategy.data to 1."
-    )
 
 
 def test_all_problems_at_once(canonical):

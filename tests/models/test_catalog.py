@@ -115,9 +115,6 @@ def test_wrong_returns(user_module, result):
     message = f"model.name='mine:make' returned a {type(result).__name__}. It must return"
     with pytest.raises(ValueError, match=message):
         load_model({"name": "mine:make"})
-
-
-def test_neither_function_nor_model(user_module):
     user_module(make=3)
     with pytest.raises(ValueError, match="is a int: neither a function nor a model"):
         load_model({"name": "mine:make"})

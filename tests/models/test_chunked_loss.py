@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from spmdkit.models import TransformerConfig, chunked_loss, transformer
-from spmdkit.models.chunked_loss import chunked_cross_entropy, count_chunks
-from spmdkit.models.layers import cross_entropy
+from spmdkit.models import TransformerConfig, layers, transformer
+from spmdkit.models.layers import chunked_cross_entropy, count_chunks, cross_entropy
 
 from spmdkit import Precision, build_step, lay_out
 
@@ -94,7 +93,7 @@ def test_same_step_on_a_mesh(strategy, tied, float64, monkeypatch):
     precision = Precision(params="float64", compute="float64")
     found = []
     for limit in (1 << 30, 96 * 8 * 4):
-        monkeypatch.setattr(chunked_loss, "MAX_LOGITS_BYTES", limit)
+        monkeypatch.setattr(layers, "MAX_LOGITS_BYTES", limit)
         devices = [f"cpu:{number}" for number in range(8)]
         plan = lay_out(model, strategy, precision=precision, devices=devices)
         step = build_step(model, optax.adamw(1e-2), plan, clip_norm=1.0, precision=precision)

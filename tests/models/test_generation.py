@@ -29,16 +29,10 @@ def model_of(predict):
 PARAMS = {"scale": np.ones((), np.float32)}
 
 
-def test_prompt_then_new_tokens():
+def test_continues_a_prompt_and_sees_its_last_window():
     assert generate(model_of(counting), PARAMS, [4], length=5, window=8) == [4, 5, 6, 0, 1, 2]
-
-
-def test_the_window_moves_on():
     assert generate(model_of(counting), PARAMS, [0], length=20, window=3) == [n % V for n in range(21)]
     assert generate(model_of(oldest), PARAMS, [1, 2], length=6, window=3) == [1, 2, 1, 1, 2, 1, 1, 2]
-
-
-def test_a_prompt_longer_than_the_window_is_cropped_at_its_start():
     assert generate(model_of(oldest), PARAMS, [1, 2, 3, 4, 5], length=1, window=3) == [1, 2, 3, 4, 5, 3]
 
 

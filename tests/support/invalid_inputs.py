@@ -125,7 +125,7 @@ STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n1,n2
 NUMBERS = {
     "no steps": number("train.steps", "0", "must be at least 1, got 0 (integer)"),
     "a batch larger than the data": train(("train.global_batch=8000",), ("train.global_batch=8000", "7772")),
-    "a rate of zero": number("optimizer.learning_rate", "0", "must be at least 1.17549e-38"),
+    "a rate of zero": number("optimizer.learning_rate", "0", "must be positive in float32"),
     "layers that no machine can hold": train(("model.widths=[16000000, 1000000]",), ("does not fit", "model.width")),
 }
 STRATEGIES = {
@@ -157,23 +157,13 @@ TEXTS = {
 DATA = {
     "half an archive": data("arrays", "d.npz", NPZ[: len(NPZ) // 2], "d.npz cannot be read as .npz"),
     "one array for an archive": data("arrays", "d.npz", NPY, "d.npz cannot be read as .npz"),
-    "arrays of words": data("arrays", "d.npz", saved(np.savez, inputs=np.array(["a", "b"])), "'inputs' contains <U1"),
     "arrays of different lengths": data(
         "arrays", "d.npz", saved(np.savez, **{**ROWS, "targets": np.zeros(3)}), "d.npz: all arrays", "'targets': 3"
     ),
-    "floats for tokens": data("tokens", "d.npy", saved(np.save, np.zeros(100)), "got float64", "astype(np.uint32)"),
     "an archive for tokens": data("tokens", "d.npy", NPZ, "d.npy: it is an archive of arrays"),
-    "three bytes for tokens of two": data(
-        "tokens", "d.bin", b"abc", "3 bytes must be a multiple of 2", options=("data.dtype=uint16",)
-    ),
     "null texts": data("jsonl", "d.jsonl", lines({"text": None}, {"text": None}), "every row is null or empty"),
-    "an unknown column": data("jsonl", "d.jsonl", lines({"txt": "a"}), "unknown column 'text'", "data.column: txt"),
-    "invalid JSON": data("jsonl", "d.jsonl", b"{text\n", "d.jsonl, line 1: it cannot be read as JSON"),
     "ids with a point": data("jsonl", "d.jsonl", lines({"text": [1.0]}), "row 1", "write them without a decimal point"),
     "an empty text": data("text", "d.txt", b"", "data: the training split has 0 tokens"),
-    "a directory for a text": data("text", "d.txt", None, "d.txt'. It is a directory"),
-    "a file with the wrong extension": data("arrays", "d.txt", NPZ, "this source reads .npz"),
-    "a pattern for nothing": data("text", "d.txt", b"", "no file matches", options=("data.files=['*.csv']",)),
     "a module with a missing import": train(
         ("data.source=mine:make",),
         ("mine.py, line 1 (import no_such_package)", "No module named 'no_such_package'"),
@@ -221,7 +211,6 @@ LAUNCHERS = {
     "processes without devices": on("local:2"),
     "no processes": on("local:0x4"),
     "more devices than a machine runs": on("local:1x100000", "at most 256 processes with 4096 simulated devices"),
-    "sizes that do not fit the mesh": on("local:2x3", "2 processes with 3 devices each give 6"),
 }
 OPTIONS = {
     "negative restarts": options("--restarts", "-1", message="--restarts"),
@@ -233,14 +222,10 @@ OPTIONS = {
 HOSTS = {
     "no hosts file": hosts(None, "hosts.yaml", "the file is missing"),
     "half a hosts file": hosts("hosts: [gpu1, {name: g", "invalid YAML: line 1"),
-    "a word for a hosts file": hosts("gpu1\n", "the file must be a mapping such as {hosts: [gpu1, gpu2]}"),
-    "a host without a name": hosts("hosts: [{}]\n", "hosts.0.name is required"),
-    "a host twice": hosts("hosts: [gpu1, gpu1]\n", "gpu1 is listed twice"),
     "a host with a space": hosts("hosts: ['gpu 1']\n", "hosts.yaml", "hosts.0.name='gpu 1' is not a valid host"),
     "a key of another program": hosts(
         "hosts: [{name: a, slots: 2}]\n", "hosts.0.slots is not a valid key", "processes"
     ),
-    "a misspelled key": hosts("hosts: [gpu1]\nhost: gpu2\n", "host is not a valid key. Did you mean hosts?"),
 }
 KUBERNETES = {
     "no image": kubernetes("launch.kubernetes.image=''", message="image='' is not a valid container image"),
@@ -250,15 +235,11 @@ KUBERNETES = {
     "no claim": kubernetes("launch.kubernetes.volume_claim=''", message="launch.kubernetes.volume_claim is missing"),
     "an unknown form": kubernetes("launch.kubernetes.form=pod", message="launch.kubernetes.form"),
     "half a core": kubernetes("launch.cpus_per_process=500m", message="launch.cpus_per_process must be an integer"),
-    "two processes in a pod": kubernetes(
-        "launch.processes_per_node=2", "run.simulate=0", "strategy.data=-1", message="a pod contains one process"
-    ),
 }
 SLURM = {
     "an account with a space": slurm("launch.slurm.account='a b'", message="launch.slurm.account"),
 }
 JOB = {
-    "a count in words": job("SPMDKIT_NUM_PROCESSES must be an integer of at least 1, got 'two'", NUM_PROCESSES="two"),
     "a count without an address": job("SPMDKIT_JOB_ADDRESSES", JOB_ADDRESSES=""),
     "a rank beyond the last": job("SPMDKIT_PROCESS_ID", PROCESS_ID="2"),
     "an address without a port": job("SPMDKIT_JOB_ADDRESSES='localhost'", JOB_ADDRESSES="localhost"),
@@ -269,17 +250,11 @@ VARIABLES = {
     "a rank of JAX alone": variables(
         "With JAX_PROCESS_ID=1, this process is one of several. Missing: the number", JAX_PROCESS_ID="1"
     ),
-    "an address of JAX alone": variables("With JAX_COORDINATOR_ADDRESS=a:1", JAX_COORDINATOR_ADDRESS="a:1"),
     "a rank of JAX beyond the last": variables(
         "JAX_PROCESS_ID=2 must be in 0 .. JAX_NUM_PROCESSES - 1 = 1",
         **{"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2"},
     ),
-    "a local rank alone": variables("SPMDKIT_LOCAL_RANK", SPMDKIT_LOCAL_RANK="1"),
     "a local rank beyond the last": job("SPMDKIT_LOCAL_RANK=2 must be in 0 ..", LOCAL_RANK="2", LOCAL_PROCESSES="2"),
-    "counts that differ": Invalid(
-        ("contradict each other. Unset one of the two",), TRAIN, variables=JOB_OF_TWO | {"JAX_NUM_PROCESSES": "3"}
-    ),
-    "a batch script of Slurm": variables("this is the batch script itself", SLURM_JOB_ID="7", SLURM_NTASKS="2"),
     "a task of Slurm without a count": variables("SLURM_PROCID", **STEP, SLURM_PROCID="1"),
     "a rank of MPI without a count": variables("OMPI_COMM_WORLD_RANK", OMPI_COMM_WORLD_RANK="1"),
 }

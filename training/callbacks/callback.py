@@ -225,10 +225,9 @@ class Callback:
     """A callback that does nothing; inherit from it, or write a class with some of its methods."""
 
     changes_learning_rate: ClassVar[bool] = False
-    """Whether it calls `run.scale_learning_rate`: the optimizer's state then contains a factor."""
+    """True if it calls `run.scale_learning_rate`: the optimizer's state then contains a factor."""
     writes: ClassVar[Kind | None] = None
-    """Whether its option `path` names a file or a directory, which is checked before training; None = no such
-    option."""
+    """The kind of its option `path`, a file or a directory, which is checked before training; None = no such option."""
     monitors: str | None = None
     """The metric that every evaluation must have; "" if any evaluation will do, None if it needs no evaluation."""
 

@@ -29,22 +29,27 @@ def test_arrays_are_not_copied_until_read():
 
 
 @pytest.mark.parametrize(
-    ("train", "evaluation", "message"),
+    ("train", "options", "message"),
     [
-        ({}, None, "one row per example on dim 0"),
-        ({"inputs": np.zeros((3, 2)), "targets": np.zeros(4)}, None, r"these have \{'inputs': 3, 'targets': 4\}"),
-        ({"inputs": np.zeros((0, 3))}, None, "is empty"),
-        ({"inputs": np.zeros(())}, None, r"\{'inputs': 'no dim'\}"),
-        ({"inputs": np.array(["a", "b"])}, None, r"'inputs' contains <U1\. Convert or remove them"),
-        ({"inputs": np.array([None, 1]), "ids": np.zeros(2)}, None, "'inputs' contains object"),
-        ({"when": np.zeros(3, "datetime64[s]")}, None, r"'when' contains datetime64\[s\]"),
-        (arrays(4), arrays(4, features=2), r"training examples are .*\(3,\).*evaluation examples are .*\(2,\)"),
-        (arrays(4), {"inputs": np.zeros((4, 3), np.float32)}, "must be the same"),
+        ({}, {}, "one row per example on dim 0"),
+        ({"inputs": np.zeros((3, 2)), "targets": np.zeros(4)}, {}, r"these have \{'inputs': 3, 'targets': 4\}"),
+        ({"inputs": np.zeros((0, 3))}, {}, "is empty"),
+        ({"inputs": np.zeros(())}, {}, r"\{'inputs': 'no dim'\}"),
+        ({"inputs": np.array(["a", "b"])}, {}, r"'inputs' contains <U1\. Convert or remove them"),
+        ({"inputs": np.array([None, 1]), "ids": np.zeros(2)}, {}, "'inputs' contains object"),
+        ({"when": np.zeros(3, "datetime64[s]")}, {}, r"'when' contains datetime64\[s\]"),
+        (arrays(4), {"evaluation": arrays(4, 2)}, r"training examples are .*\(3,\).*evaluation examples are .*\(2,\)"),
+        (arrays(4), {"evaluation": {"inputs": np.zeros((4, 3), np.float32)}}, "must be the same"),
+        (arrays(), {"eval_fraction": "x"}, "must be a number from 0 to below 1"),
+        (arrays(), {"eval_fraction": 1.0}, "must be a number from 0 to below 1"),
+        (arrays(), {"eval_fraction": float("nan")}, "must be a number from 0 to below 1"),
+        (arrays(), {"evaluation": arrays(), "eval_fraction": 0.5}, "not both"),
+        (arrays(), {"eval_fraction": 1e-9}, "both splits need rows"),
     ],
 )
-def test_rejects_invalid_arrays(train, evaluation, message):
+def test_rejects_invalid_arrays(train, options, message):
     with pytest.raises(ValueError, match=message):
-        from_arrays(train, evaluation)
+        from_arrays(train, **options)
 
 
 def test_npz_files(tmp_path):
@@ -80,16 +85,3 @@ def test_npz_files_that_do_not_fit(tmp_path):
 def test_from_arrays_reports_a_missing_evaluation_split():
     assert from_arrays(arrays()).description.endswith("6 examples, none for evaluation")
     assert from_arrays(arrays(), arrays()).description.endswith("6 and 6 examples")
-
-
-@pytest.mark.parametrize(
-    ("evaluation", "fraction", "message"),
-    [
-        *((None, other, "must be a number from 0 to below 1") for other in ("x", 1.0, float("nan"))),
-        (arrays(), 0.5, "not both"),
-        (None, 1e-9, "both splits need rows"),
-    ],
-)
-def test_from_arrays_rejects_impossible_fractions(evaluation, fraction, message):
-    with pytest.raises(ValueError, match=message):
-        from_arrays(arrays(), evaluation, eval_fraction=fraction)

@@ -31,19 +31,13 @@ def ids_of(source):
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
-def test_texts(tmp_path, name):
-    path = write(tmp_path / name, [{"id": i, "text": text} for i, text in enumerate([*TEXTS, None])])
-    splits = open_columns(path, length=1)
-    assert ids_of(splits.train).astype(np.uint8).tobytes() == b"".join(t.encode() + b"\0" for t in TEXTS if t)
-    assert splits.vocabulary == 256
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
-def test_token_ids(tmp_path, name):
-    path = write(tmp_path / name, [{"ids": row} for row in [*TOKENS, None]])
-    splits = open_columns(path, column="ids", length=1)
-    assert ids_of(splits.train).tolist() == [1, 2, 3, 70000, 5, 6, 7, 8, 9]
-    assert splits.vocabulary == 70001
+def test_reads_texts_and_token_ids(tmp_path, name):
+    rows = zip([*TEXTS, None], [*TOKENS, None], strict=True)
+    path = write(tmp_path / name, [{"text": text, "ids": ids} for text, ids in rows])
+    texts, tokens = open_columns(path, length=1), open_columns(path, column="ids", length=1)
+    assert ids_of(texts.train).astype(np.uint8).tobytes() == b"".join(t.encode() + b"\0" for t in TEXTS if t)
+    assert ids_of(tokens.train).tolist() == [1, 2, 3, 70000, 5, 6, 7, 8, 9]
+    assert (texts.vocabulary, tokens.vocabulary) == (256, 70001)
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])

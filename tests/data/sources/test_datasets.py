@@ -166,22 +166,17 @@ def test_a_table_of_arrow_names_its_columns():
 
 
 @pytest.mark.parametrize(
-    ("columns", "message"),
+    ("table", "columns", "message"),
     [
-        ({"inputs": "z"}, "unknown column 'z'; the columns of the table are x, y, label, vector, name"),
-        ({"inputs": "name"}, "column 'name' contains object; examples must be numbers"),
+        (None, {"inputs": "z"}, "unknown column 'z'; the columns of the table are x, y, label, vector, name"),
+        (None, {"inputs": "name"}, "column 'name' contains object; examples must be numbers"),
+        (Frame(v=cells(np.zeros(2), np.zeros(3))), None, "the cells of column 'v' have the shapes"),
+        ([1], None, "got a list"),
     ],
 )
-def test_rejects_invalid_columns(frame, columns, message):
+def test_rejects_invalid_columns(frame, table, columns, message):
     with pytest.raises(ValueError, match=message):
-        from_frame(frame, columns=columns)
-
-
-def test_cells_of_other_shapes():
-    with pytest.raises(ValueError, match="the cells of column 'v' have the shapes"):
-        from_frame(Frame(v=cells(np.zeros(2), np.zeros(3))))
-    with pytest.raises(ValueError, match="got a list"):
-        from_frame([1])
+        from_frame(frame if table is None else table, columns=columns)
 
 
 def test_missing_values_of_a_table_are_bad_data():

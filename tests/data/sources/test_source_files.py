@@ -72,7 +72,7 @@ def test_collects_problems_of_all_patterns(folder):
 def test_lists_only_the_first_of_many_problems(folder):
     with pytest.raises(ValueError) as caught:
         names(*(folder / "gone" / f"{number}.npy" for number in range(100)), suffixes=(".npy",))
-    assert str(caught.value).splitlines()[5:] == ["... and 95 more."]
+    assert str(caught.value).splitlines()[5:] == ["... and 95 more"]
     for number in range(100):
         (folder / f"{number}.csv").touch()
     with pytest.raises(ValueError, match=r"12\.csv, \.\.\.: invalid extension"):

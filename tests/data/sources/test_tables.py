@@ -46,23 +46,16 @@ def test_numbers_texts_as_classes_in_sorted_order(tmp_path):
     assert "target 'sold' (2 classes)" in splits.description
 
 
-def test_classes_of_both_files_have_the_same_numbers(tmp_path):
-    train, held_out = tmp_path / "train.csv", tmp_path / "held-out.csv"
-    train.write_text("x,y\n1,cat\n2,dog\n")
-    held_out.write_text("x,y\n3,dog\n4,ant\n")
-    splits = open_splits(config(train, eval_files=(str(held_out),), target="y", columns=()))
-    assert [int(each["targets"]) for each in all_examples(splits)] == [1, 2, 2, 0]
-
-
-def test_targets_of_both_files_have_one_dtype(tmp_path):
-    train, held_out = tmp_path / "train.csv", tmp_path / "held-out.csv"
-    train.write_text("x,y\n1,2\n")
-    held_out.write_text("x,y\n3,2.5\n")
-    splits = open_splits(config(train, eval_files=(str(held_out),), target="y", columns=()))
-    assert [(each["targets"].dtype.name, float(each["targets"])) for each in all_examples(splits)] == [
-        ("float32", 2.0),
-        ("float32", 2.5),
-    ]
+@pytest.mark.parametrize(
+    ("rows", "held_out", "dtype", "targets"),
+    [("1,cat\n2,dog\n", "3,dog\n4,ant\n", "int32", [1, 2, 2, 0]), ("1,2\n", "3,2.5\n", "float32", [2.0, 2.5])],
+)
+def test_targets_of_both_files_have_one_numbering_and_dtype(rows, held_out, dtype, targets, tmp_path):
+    (tmp_path / "train.csv").write_text(f"x,y\n{rows}")
+    (tmp_path / "held-out.csv").write_text(f"x,y\n{held_out}")
+    options = {"eval_files": (str(tmp_path / "held-out.csv"),), "target": "y", "columns": ()}
+    found = [each["targets"] for each in all_examples(open_splits(config(tmp_path / "train.csv", **options)))]
+    assert [(each.dtype.name, float(each)) for each in found] == [(dtype, target) for target in targets]
 
 
 def test_reads_the_same_from_parquet_and_tsv(tmp_path):
@@ -97,12 +90,17 @@ def test_the_column_order_of_a_second_file_does_not_matter(tmp_path):
         ("x,t,y\n1,a,2\n", {}, r"column 't' contains string, not numbers\. Encode .* data\.columns: \[x\]"),
         ("x,y\n1,2\n1,2,3\n", {}, "cannot be read as csv: .*Expected 2 columns, got 3"),
         ("", {}, "cannot be read as csv: Empty CSV file"),
+        ("x,y\n1,2\n,3\n2,3\n", {}, r"row 1 of .*table\.csv: column 'x' is empty \(1 of 3 cells are\)"),
+        ("x,y\n1,2\nnan,3\n2,3\n", {}, r"row 1 of .*table\.csv: column 'x' is empty"),
+        ("x,y\n1,2\ninf,3\n2,3\n", {}, r"row 1 of .*table\.csv\) at \[0\] is inf: not a finite number"),
     ],
 )
-def test_rejects_tables_that_do_not_fit(text, options, message, tmp_path):
+def test_rejects_invalid_tables(text, options, message, tmp_path):
+    """A bad cell is bad data, exit code 3."""
     (tmp_path / "table.csv").write_text(text)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as caught:
         open_splits(config(tmp_path / "table.csv", **{"target": "y", "columns": (), "eval_fraction": 0.0} | options))
+    assert isinstance(caught.value, BadDataError) == message.startswith("row 1")
 
 
 def test_rejects_files_with_other_columns(tmp_path):
@@ -110,17 +108,3 @@ def test_rejects_files_with_other_columns(tmp_path):
     (tmp_path / "b.csv").write_text("x,z\n1,10\n")
     with pytest.raises(ValueError, match=r"b\.csv has the columns x, z, but .*a\.csv has x, y"):
         open_splits(config(tmp_path / "*.csv", target="y", columns=()))
-
-
-@pytest.mark.parametrize(
-    ("cell", "message"),
-    [
-        ("", r"row 1 of .*table\.csv: column 'x' is empty \(1 of 3 cells are\)"),
-        ("nan", r"row 1 of .*table\.csv: column 'x' is empty"),
-        ("inf", r"row 1 of .*table\.csv\) at \[0\] is inf: not a finite number"),
-    ],
-)
-def test_bad_cells_are_bad_data(cell, message, tmp_path):
-    (tmp_path / "table.csv").write_text(f"x,y\n1,2\n{cell},3\n2,3\n")
-    with pytest.raises(BadDataError, match=message):
-        open_splits(config(tmp_path / "table.csv", target="y", columns=(), eval_fraction=0.0))

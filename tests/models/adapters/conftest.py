@@ -3,7 +3,6 @@
 import os
 import sys
 
-import jax
 import pytest
 
 
@@ -24,10 +23,3 @@ def keras_float64():
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     return keras
-
-
-@pytest.fixture
-def broadcasting():
-    """Libraries add a bias to rows without saying so."""
-    with jax.numpy_rank_promotion("allow"):
-        yield

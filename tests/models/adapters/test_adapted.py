@@ -16,9 +16,6 @@ def test_arguments_that_say_opposite_things():
 
     assert mode_arguments(call, True) == {"training": True, "deterministic": False, "use_running_average": False}
     assert mode_arguments(call, False) == {"training": False, "deterministic": True, "use_running_average": True}
-
-
-def test_none_where_there_is_none():
     assert mode_arguments(lambda x: x, True) == {}
     assert mode_arguments(print, True) == {}
     assert mode_arguments(dict.fromkeys, True) == {}, "a function without a signature"

@@ -234,24 +234,6 @@ def test_training_is_that_of_its_own_library(library, mesh):
     assert float(hits / weight) == pytest.approx(right, rel=1e-9)
 
 
-def test_rejects_other_objects():
-    with pytest.raises(UserError, match=r"adapt does not support a dict\. It takes a module of Flax Linen"):
-        adapt({}, loss="squared_error", example=batch(0))
-
-
-def test_arguments_that_nothing_gives_are_named():
-    from flax import linen as nn
-
-    class Noisy(nn.Module):
-        @nn.compact
-        def __call__(self, x, z_rng):
-            return nn.Dense(CLASSES)(x + jax.random.normal(z_rng, x.shape))
-
-    told = r"Noisy\.__call__\(x, z_rng\) cannot be called with 1 argument: missing a required argument: 'z_rng'"
-    with pytest.raises(UserError, match=told):
-        adapt(Noisy(), loss="softmax_cross_entropy", example=batch(0))
-
-
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 OWN = """
 import jax

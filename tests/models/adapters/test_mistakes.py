@@ -179,6 +179,11 @@ TABLE = {
         {},
         ["line 12 (return nn.Dense(3)(y)): NameError: name 'y' is not defined. One row of the data", "float32 (1, 4)"],
     ),
+    "linen, an argument that nothing gives": (
+        LINEN.format(result="nn.Dense(3)(x + z_rng)").replace("(self, x)", "(self, x, z_rng)"),
+        {},
+        ["Net.__call__(x, z_rng) cannot be called with 1 argument: missing a required argument: 'z_rng'"],
+    ),
     "nnx, rngs forgotten": (
         NNX.format(**RIGHT).replace(", rngs=rngs)", ")"),
         {},
@@ -298,6 +303,7 @@ def test_a_class_of_equinox_with_a_state_is_parted_from_it():
 
 
 OF_ARGUMENTS = {
+    "a module of no library": ({"module": {}}, "adapt does not support a dict. It takes a module of Flax Linen"),
     "metrics of a list": ({"metrics": ["accuracy"]}, "adapt: metrics must be a mapping {name: function}, got a list."),
     "an example of a list": ({"example": [1, 2]}, "adapt: example must be a mapping {inputs: array}, got a list."),
     "a loss of one argument": ({"loss": lambda outputs: outputs}, "loss must take (outputs, batch); the function in "),

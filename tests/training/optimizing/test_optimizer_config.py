@@ -9,10 +9,10 @@ NAN, INF = float("nan"), float("inf")
     ("options", "message"),
     [
         ({"name": "adamW"}, "optimizer.name='adamW' is not an optimizer. Did you mean adamw"),
-        ({"learning_rate": 0.0}, "optimizer.learning_rate=0.0 must be at least 1.17549e-38."),
+        ({"learning_rate": 0.0}, "optimizer.learning_rate=0.0 must be positive in float32."),
         ({"learning_rate": INF}, "optimizer.learning_rate=inf must be a finite number."),
         ({"weight_decay": -0.1}, "optimizer.weight_decay=-0.1 must be at least 0."),
-        ({"epsilon": 1e-320}, "optimizer.epsilon=1e-320 must be at least 1.17549e-38."),
+        ({"epsilon": 1e-320}, "optimizer.epsilon=1e-320 must be positive in float32."),
         ({"betas": (NAN, 0.9)}, r"optimizer.betas\[0\]=nan must be a finite number."),
         ({"betas": (0.9, 1.0)}, r"optimizer.betas\[1\]=1.0 must be less than 1."),
         ({"name": "sgd", "momentum": 1.5}, "optimizer.momentum=1.5 must be less than 1."),

@@ -1,6 +1,6 @@
 """TensorLayout: the mesh axes that split each dim of an array."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from math import prod
 from numbers import Integral
@@ -204,6 +204,12 @@ def add_axis(layout: TensorLayout, dim: int, axis: str, mesh: DeviceMesh) -> Ten
     return TensorLayout(entries, mesh)
 
 
+def without_axes(layout: TensorLayout, axes: Collection[str]) -> TensorLayout:
+    """Returns the layout without some axes: what they split is whole."""
+    kept = [[axis for axis in layout.axes_of_dim(dim) if axis not in axes] for dim in range(len(layout.axes))]
+    return TensorLayout(kept, layout.device_mesh)
+
+
 def _entry(entry: str | Sequence[str] | None, axes: Sequence) -> AxisEntry:
     if entry is None or isinstance(entry, str):
         return entry
@@ -222,9 +228,7 @@ def make_entry(names: Sequence[str]) -> AxisEntry:
 
 def names_of(entry: AxisEntry) -> tuple[str, ...]:
     """Returns the axes of an entry."""
-    if entry is None:
-        return ()
-    return (entry,) if isinstance(entry, str) else entry
+    return (entry,) if isinstance(entry, str) else entry or ()
 
 
 def _text(names: tuple[str, ...]) -> str:

@@ -53,7 +53,7 @@ import jax
 from jax import Array, lax
 
 from ..layouts.paths import in_blocks
-from ..layouts.tensor_layout import TensorLayout, split_further
+from ..layouts.tensor_layout import TensorLayout, split_further, without_axes
 from ..mesh.errors import UserError
 from .collectives import Collective, StepCounts, wire_bytes
 from .model import Params
@@ -117,8 +117,7 @@ def used_layout(path: str, layout: TensorLayout) -> TensorLayout:
     """Returns the layout of a parameter within a step: outside the blocks, nothing is split over `pipe`."""
     if in_blocks(path) or _dim(layout) is None:
         return layout
-    dims = [tuple(axis for axis in layout.axes_of_dim(dim) if axis != AXIS) for dim in range(len(layout.axes))]
-    return TensorLayout([axes or None for axes in dims], layout.device_mesh)
+    return without_axes(layout, (AXIS,))
 
 
 def begin(params: Params, plan: ShardingPlan) -> Params:

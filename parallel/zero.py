@@ -102,10 +102,8 @@ def gradient_carriers(params: Any, layouts: Any, update_layouts: Any) -> Any:
 
 
 def _scattered_dim(layout: TensorLayout, update: TensorLayout) -> int | None:
-    for dim in range(len(update.axes)):
-        if AXIS in update.axes_of_dim(dim) and AXIS not in layout.axes_of_dim(dim):
-            return dim
-    return None
+    dims = range(len(update.axes))
+    return next((dim for dim in dims if AXIS in update.axes_of_dim(dim) and AXIS not in layout.axes_of_dim(dim)), None)
 
 
 def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:

@@ -10,6 +10,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from spmdkit.parallel import FSDPConfig, Precision, build_step, census, lay_out
+from spmdkit.parallel.sharding.stored_order import unstore_blocks
 from support import toy
 
 
@@ -50,12 +51,20 @@ FSDP = {"fsdp": {"size": 2, "floor_bytes": 512}, "tensor": LEFT}
 BY_RULES = {"blocks/up": (None, "fsdp", "tensor"), "blocks/down": (None, "tensor", "fsdp")}
 OF_TENSOR = {"blocks/up": (None, None, "tensor"), "blocks/down": (None, "tensor", None)}
 ON_ONE_DIM = {"blocks/up": (None, "fsdp", "tensor"), "blocks/down": (None, None, ("tensor", "fsdp"))}
+OF_PIPE = {
+    "embed/table": ("tensor", "pipe"),
+    "blocks/scale": ("pipe", None),
+    "blocks/up": ("pipe", None, "tensor"),
+    "blocks/down": ("pipe", "tensor", None),
+    "head/out": ("pipe", "tensor"),
+}
 WITH_TENSOR = {
     "fsdp": (FSDP, BY_RULES),
     "keep": ({"fsdp": {**FSDP["fsdp"], "keep": "step"}, "tensor": LEFT}, BY_RULES),
     "one dim": (FSDP, ON_ONE_DIM),
     "zero1": ({"data": {"size": 2, "zero": 1, "floor_bytes": 512}, "tensor": LEFT}, OF_TENSOR),
     "zero2": ({"data": {"size": 2, "zero": 2, "floor_bytes": 512}, "tensor": LEFT}, OF_TENSOR),
+    "pipe": ({"pipe": {"size": 2, "embed_and_head": "split"}, "tensor": LEFT}, OF_PIPE),
 }
 
 
@@ -69,20 +78,22 @@ def collectives(program, mesh):
     return {(line.kind, *line.axes): line for line in census(program.as_text(), mesh)}
 
 
-@pytest.mark.slow_cases("keep", "one dim", "zero2")
+@pytest.mark.slow_cases("keep", "one dim", "zero2", "pipe")
 @pytest.mark.parametrize("name", WITH_TENSOR)
 def test_parameters_stay_split_over_an_axis_left_to_xla(name, float64):
-    """One dim that both split is the exception: its parts over the other axis are not contiguous after a gather."""
+    """Except in a dim that both axes split: its parts over the other axis are not contiguous after a gather."""
     step, batch, params = by_rules(name), toy.batch(0), jax.tree.map(np.float64, toy.first_params())
     (_, weight), expected = jax.value_and_grad(lambda p: toy.BLOCK_MODEL.loss(p, batch, None), has_aux=True)(params)
     gradients, _ = step.gradients(step.init(0, params), batch)
+    if name == "pipe":
+        gradients = {**gradients, "blocks": unstore_blocks(gradients["blocks"], step.plan.pipeline.stages)}
     errors = jax.tree.map(lambda found, whole: toy.relative(found, whole / weight), gradients, expected)
     assert max(jax.tree.leaves(errors)) < 1e-9
     found = collectives(step.compile(toy.abstract(batch)), step.plan.mesh)
     over_tensor = {key for key in found if "tensor" in key}
     if name != "one dim":
         assert over_tensor == {("all-reduce", "tensor")}
-        assert {line for key, line in found.items() if key not in over_tensor} == set(step.cost())
+        assert {line for key, line in found.items() if key not in over_tensor} == set(step.cost(toy.abstract(batch)))
 
 
 def by_jit(plan):

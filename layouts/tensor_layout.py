@@ -1,6 +1,6 @@
 """TensorLayout: the mesh axes that split each dim of an array."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from math import prod
 from numbers import Integral
@@ -202,6 +202,12 @@ def add_axis(layout: TensorLayout, dim: int, axis: str, mesh: DeviceMesh) -> Ten
     names = (*layout.axes_of_dim(dim), axis)
     entries = [make_entry(names) if each == dim else entry for each, entry in enumerate(layout.axes)]
     return TensorLayout(entries, mesh)
+
+
+def without_axes(layout: TensorLayout, axes: Collection[str]) -> TensorLayout:
+    """Returns the layout without some axes: what they split is whole."""
+    kept = [[axis for axis in layout.axes_of_dim(dim) if axis not in axes] for dim in range(len(layout.axes))]
+    return TensorLayout(kept, layout.device_mesh)
 
 
 def _entry(entry: str | Sequence[str] | None, axes: Sequence) -> AxisEntry:

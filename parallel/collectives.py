@@ -4,7 +4,7 @@ A strategy's `cost` predicts such lines from the layouts; `census` reads them fr
 units, so that the two can be compared for equality.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ..layouts.tensor_layout import TensorLayout, without_axes
 from ..mesh.compat import varying_axes
 
 
@@ -171,6 +172,26 @@ def vary(value: Array, axes: Iterable[str]) -> Array:
     """Types a value inside `shard_map` as varying over these axes; the numbers do not change."""
     missing = tuple(axis for axis in axes if axis not in varying_axes(value))
     return lax.pcast(value, missing, to="varying") if missing else value
+
+
+def keep_split(collective: Callable[[Array], Array], value: Array, layout: TensorLayout, dim: int) -> Array:
+    """Runs a collective inside `shard_map` on a value that stays split over the axes left to XLA.
+
+    XLA would gather the value over these axes first. In a nested `shard_map`, each device has only its own part.
+
+    Args:
+        collective: A collective over manual axes that changes one dim.
+        value: The value on the devices along the manual axes.
+        layout: The layout of the value over all axes; those that are not manual are left to XLA.
+        dim: The dim that the collective changes. If an axis left to XLA splits it too, XLA gathers over that axis.
+    """
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    left = without_axes(layout, {*manual, *layout.axes_of_dim(dim)})
+    axes, checks = set(left.used_axes), bool(varying_axes(value))
+    if not axes:
+        return collective(value)
+    nested = jax.shard_map(collective, in_specs=left.spec, out_specs=left.spec, axis_names=axes, check_vma=checks)
+    return nested(value)
 
 
 def varying_zeros(shape: tuple[int, ...], dtype: Any, like: Any) -> Array:

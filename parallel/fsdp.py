@@ -28,6 +28,9 @@ Syntax, for a product `x W` with rows B and parameters both split over the axis 
 Together with `data` this is HSDP: each group of `fsdp` devices holds one copy, and the summed shards of gradients are
 summed again over `data`, 1 / N of the bytes, after all microbatches.
 
+Together with an axis that is left to XLA (`tensor` by layout rules), each device gathers and scatters only its part of
+a parameter over that axis (`collectives.keep_split`). If both split the same dim, XLA gathers over both.
+
 Bytes a step, for each sharded parameter of a block with P elements: forward and backward gathers P x compute width
 each, reduce-scatter P x reduce width; a ring moves (N - 1) / N of that in and out of a device. Each microbatch repeats
 it. Outside the blocks: one gather a step, one reduce-scatter a microbatch. On the critical path unless the compiler
@@ -38,10 +41,11 @@ Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Tri
 Zhao et al. 2023, "PyTorch FSDP", sections 3.2 and 3.3.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +54,7 @@ from jax import Array, lax
 
 from ..layouts.paths import in_blocks
 from ..layouts.tensor_layout import TensorLayout, split_further
-from .collectives import Collective, StepCounts, varying_zeros, wire_bytes
+from .collectives import Collective, StepCounts, keep_split, varying_zeros, wire_bytes
 from .options import Precision, cast_float, check_options
 from .plan import MeshPlan, Parameter, ShardingPlan, as_stored, splits_nothing, summed_elsewhere, unchanged
 
@@ -136,7 +140,7 @@ def gather(params: Any, layouts: Any, axes: tuple[str, ...], precision: Precisio
     def collect(shard: Array, layout: TensorLayout) -> Array:
         whole = cast_float(lax.stop_gradient(shard), precision.compute)
         for dim, names in _gathered_dims(layout, axes):
-            whole = lax.all_gather(whole, names, axis=dim, tiled=True)
+            whole = keep_split(partial(lax.all_gather, axis_name=names, axis=dim, tiled=True), whole, layout, dim)
         return whole
 
     return jax.tree.map(collect, params, layouts)
@@ -160,10 +164,10 @@ def attach(params: Any, whole: Any, layouts: Any, axes: tuple[str, ...], precisi
     def connect(value: Array, shard: Array | None, layout: TensorLayout) -> Array:
         if shard is None:
             return value
-        dims = _gathered_dims(layout, axes)
-        if not dims:
+        if not _gathered_dims(layout, axes):
             return cast_float(shard, precision.compute)
-        return _attach(shard, value, dims if shard.shape != value.shape else (), precision)
+        scattered = axes if shard.shape != value.shape else ()
+        return _attach(shard, value, partial(_scatter, layout=layout, axes=scattered, precision=precision))
 
     return jax.tree.map(connect, whole, params, layouts)
 
@@ -199,37 +203,34 @@ def scatter(gradients: Any, layouts: Any, axes: tuple[str, ...], precision: Prec
     """
 
     def one(layout: TensorLayout, leaf: Array | None) -> Array | None:
-        return None if leaf is None else _scatter(leaf, _gathered_dims(layout, axes), precision)
+        return None if leaf is None else _scatter(leaf, layout, axes, precision)
 
     return jax.tree.map(one, layouts, gradients)
 
 
-_GatheredDims: TypeAlias = tuple[tuple[int, tuple[str, ...]], ...]
-
-
-def _gathered_dims(layout: TensorLayout, axes: tuple[str, ...]) -> _GatheredDims:
+def _gathered_dims(layout: TensorLayout, axes: tuple[str, ...]) -> list[tuple[int, tuple[str, ...]]]:
     """Returns the dims of a parameter that are split over gathered axes, each with these axes."""
     dims = [(dim, tuple(axis for axis in layout.axes_of_dim(dim) if axis in axes)) for dim in range(len(layout.axes))]
-    return tuple((dim, names) for dim, names in dims if names)
+    return [(dim, names) for dim, names in dims if names]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _attach(shard: Array, whole: Array, dims: _GatheredDims, precision: Precision) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _attach(shard: Array, whole: Array, scatter: Callable[[Array], Array]) -> Array:
     return whole
 
 
-def _attach_forward(shard: Array, whole: Array, dims: _GatheredDims, precision: Precision) -> tuple[Array, None]:
+def _attach_forward(shard: Array, whole: Array, scatter: Callable[[Array], Array]) -> tuple[Array, None]:
     return whole, None
 
 
-def _attach_backward(dims: _GatheredDims, precision: Precision, _: None, gradient: Array) -> tuple[Array, None]:
-    return _scatter(gradient, dims, precision), None
+def _attach_backward(scatter: Callable[[Array], Array], _: None, gradient: Array) -> tuple[Array, None]:
+    return scatter(gradient), None
 
 
-def _scatter(gradient: Array, dims: _GatheredDims, precision: Precision) -> Array:
-    for dim, axes in reversed(dims):
-        summed = cast_float(gradient, precision.reduce)
-        gradient = lax.psum_scatter(summed, axes, scatter_dimension=dim, tiled=True)
+def _scatter(gradient: Array, layout: TensorLayout, axes: tuple[str, ...], precision: Precision) -> Array:
+    for dim, names in reversed(_gathered_dims(layout, axes)):
+        scatter = partial(lax.psum_scatter, axis_name=names, scatter_dimension=dim, tiled=True)
+        gradient = keep_split(scatter, cast_float(gradient, precision.reduce), layout, dim)
     return gradient.astype(precision.params)
 
 

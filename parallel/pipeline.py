@@ -55,9 +55,9 @@ import jax
 from jax import Array, lax
 
 from ..layouts.paths import in_blocks
-from ..layouts.tensor_layout import TensorLayout, split_further
+from ..layouts.tensor_layout import TensorLayout, split_further, without_axes
 from ..mesh.errors import UserError
-from .collectives import Collective, StepCounts, wire_bytes
+from .collectives import Collective, StepCounts, keep_split, wire_bytes
 from .model import Params
 from .options import check_options
 from .plan import MeshPlan, Parameter, ShardingPlan, no_problems, splits_nothing, summed_elsewhere
@@ -122,8 +122,7 @@ def used_layout(path: str, layout: TensorLayout) -> TensorLayout:
     """Returns the layout of a parameter within a step: outside the blocks, nothing is split over `pipe`."""
     if in_blocks(path) or _dim(layout) is None:
         return layout
-    dims = [tuple(axis for axis in layout.axes_of_dim(dim) if axis != AXIS) for dim in range(len(layout.axes))]
-    return TensorLayout([axes or None for axes in dims], layout.device_mesh)
+    return without_axes(layout, (AXIS,))
 
 
 def begin(params: Params, plan: ShardingPlan) -> Params:
@@ -148,7 +147,7 @@ def finish(gradients: Params, plan: ShardingPlan) -> Params:
 def _over_pipe(function: Callable[[Array, int], Array], tree: Params, plan: ShardingPlan) -> Params:
     def apply(leaf: Array, layout: TensorLayout) -> Array:
         dim = _dim(layout)
-        return leaf if dim is None else function(leaf, dim)
+        return leaf if dim is None else keep_split(lambda part: function(part, dim), leaf, layout, dim)
 
     if plan.pipeline is None:
         return tree
@@ -158,8 +157,7 @@ def _over_pipe(function: Callable[[Array, int], Array], tree: Params, plan: Shar
 
 
 def _dim(layout: TensorLayout) -> int | None:
-    dims = [dim for dim in range(len(layout.axes)) if AXIS in layout.axes_of_dim(dim)]
-    return dims[0] if dims else None
+    return next((dim for dim in range(len(layout.axes)) if AXIS in layout.axes_of_dim(dim)), None)
 
 
 def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:

@@ -18,7 +18,7 @@ from ..layouts.layout_map import LayoutMap
 from ..layouts.paths import in_blocks, split_at_paths
 from ..layouts.sizes import RowSplit
 from ..layouts.table import LayoutRow, LayoutTable
-from ..layouts.tensor_layout import TensorLayout, add_axis
+from ..layouts.tensor_layout import TensorLayout, add_axis, without_axes
 from ..mesh.device_mesh import DeviceMesh
 from .options import FLOAT32, Precision
 from .schedule.timetable import Pipeline
@@ -206,13 +206,8 @@ class ShardingPlan(MeshPlan):
 
     def manual_specs(self, table: LayoutTable) -> Any:
         """Returns the specs of a table's arrays, restricted to the manual axes."""
-
-        def manual(row: Any) -> PartitionSpec:
-            dims = [row.layout.axes_of_dim(dim) for dim in range(len(row.layout.axes))]
-            kept = [tuple(axis for axis in axes if axis in self.manual_axes) for axes in dims]
-            return PartitionSpec(*(axes or None for axes in kept))
-
-        return table.treedef.unflatten([manual(row) for row in table.rows])
+        others = [axis for axis in self.mesh.axis_names if axis not in self.manual_axes]
+        return table.treedef.unflatten([without_axes(row.layout, others).spec for row in table.rows])
 
 
 class Parameter(NamedTuple):

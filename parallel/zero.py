@@ -28,13 +28,14 @@ and 5.2.
 """
 
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 import jax
 from jax import Array, lax
 
 from ..layouts.tensor_layout import TensorLayout, split_further
-from .collectives import Collective, StepCounts, wire_bytes
+from .collectives import Collective, StepCounts, keep_split, wire_bytes
 from .plan import MeshPlan, Parameter, ShardingPlan, as_stored, no_problems, splits_nothing, summed_elsewhere, unchanged
 
 AXIS = "data"
@@ -76,8 +77,8 @@ def finish(gradients: Any, plan: ShardingPlan) -> Any:
         dim = _scattered_dim(layout, update)
         if dim is None:
             return gradient
-        summed = lax.psum_scatter(gradient.astype(reduce_dtype), AXIS, scatter_dimension=dim, tiled=True)
-        return summed.astype(gradient.dtype)
+        reduce_scatter = partial(lax.psum_scatter, axis_name=AXIS, scatter_dimension=dim, tiled=True)
+        return keep_split(reduce_scatter, gradient.astype(reduce_dtype), layout, dim).astype(gradient.dtype)
 
     return jax.tree.map(scatter, gradients, plan.table.layouts, plan.update_table.layouts)
 
@@ -101,10 +102,8 @@ def gradient_carriers(params: Any, layouts: Any, update_layouts: Any) -> Any:
 
 
 def _scattered_dim(layout: TensorLayout, update: TensorLayout) -> int | None:
-    for dim in range(len(update.axes)):
-        if AXIS in update.axes_of_dim(dim) and AXIS not in layout.axes_of_dim(dim):
-            return dim
-    return None
+    dims = range(len(update.axes))
+    return next((dim for dim in dims if AXIS in update.axes_of_dim(dim) and AXIS not in layout.axes_of_dim(dim)), None)
 
 
 def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:

@@ -18,7 +18,7 @@ from ...mesh.keys import make_key
 from ..collectives import Collective, Traffic, wire_bytes
 from ..model import AbstractBatch, Activations, BlockModel, Params
 from ..plan import ShardingPlan
-from ..xla.graph import Graph, dependencies, trace
+from ..xla.graph import Graph, dependencies, operation, trace
 from ..xla.primitives import GATHERS, gathered_over
 from .differentiable import join_differentiable, split_differentiable
 from .forward import block_of_loop
@@ -191,7 +191,8 @@ def _gathers(function: Callable[..., Any], plan: ShardingPlan, shards: Params, *
     paths = [f"blocks/{path}" for path, _ in leaves_with_paths(shards)]
     found: Counter[str] = Counter()
     for eqn in dependencies(graph, graph.outputs)[0]:
-        if eqn.primitive.name in GATHERS and gathered_over(eqn.params) <= set(plan.gather_axes):
+        collective = operation(eqn)
+        if collective.primitive.name in GATHERS and gathered_over(collective.params) <= set(plan.gather_axes):
             sources = dependencies(graph, eqn.invars)[1]
             found.update(path for path, variable in zip(paths, graph.inputs, strict=False) if variable in sources)
     return found

@@ -39,7 +39,7 @@ from jax import Array
 
 from ...mesh.compat import Equation, Variable, is_literal
 from ..model import Activations, Params
-from ..xla.graph import Graph, run_equations, trace
+from ..xla.graph import Graph, operation, run_equations, trace
 from ..xla.primitives import COLLECTIVES, GATHERS, MOVES, PRODUCTS
 from .differentiable import join_differentiable, split_differentiable
 
@@ -204,7 +204,7 @@ class _Parts:
         return light
 
     def _name(self, index: int) -> str:
-        return self.graph.equations[index].primitive.name
+        return operation(self.graph.equations[index]).primitive.name
 
     def slice(self, targets: Iterable[Variable], *, given: Iterable[Variable]) -> Indices:
         """Returns the equations that compute the targets from given variables, inputs and constants."""

@@ -219,10 +219,12 @@ def _pipeline(model: Model | BlockModel, configs: StrategyConfigs) -> Pipeline |
     if config.size == 1:
         return None
     if not isinstance(model, BlockModel):
-        kind = "keeps a state (init_state), which a BlockModel cannot" if has_state(model) else "is one function"
+        reason = "is one function. Write it as a BlockModel, or give"
+        if has_state(model):
+            reason = "keeps a state (init_state), which a BlockModel cannot. Give"
         raise UserError(
             f"strategy.pipe={config.size}: a pipeline needs a BlockModel (embed, block, head), and model "
-            f"{model.name!r} {kind}. Write it as a BlockModel, or give the devices to strategy.data or fsdp."
+            f"{model.name!r} {reason} the devices to strategy.data or fsdp."
         )
     return make_pipeline(config, model.num_blocks)
 

@@ -19,12 +19,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from ...layouts import problems
 from ...layouts.output_rules import OUTPUT, unused_output_rules
 from ...layouts.problems import LayoutError
-from ...layouts.tensor_layout import TensorLayout
+from ...layouts.tensor_layout import TensorLayout, without_axes
 from ...mesh.errors import UserError
 from ..model import BlockModel, Model
 from ..plan import ShardingPlan
@@ -121,7 +121,7 @@ class NamedOutputs:
     def _problem(self, x: Any, layout: TensorLayout, key: str) -> str | None:
         if layout.axes and len(layout.axes) != jnp.ndim(x):
             return problems.rank_mismatch(jnp.ndim(x), layout, key)
-        left = self._left_to_xla(layout)
+        left = without_axes(layout, self._layouts.manual_axes)
         reasons = (left.indivisible(dim, size) for dim, size in enumerate(x.shape))
         reason = next((reason for reason in reasons if reason is not None), None)
         axes = " or ".join(f"strategy.{name}" for name in layout.used_axes)
@@ -130,17 +130,10 @@ class NamedOutputs:
             "this dim in the rule."
         )
 
-    def _left_to_xla(self, layout: TensorLayout) -> TensorLayout:
-        """Returns the layout restricted to the axes that XLA handles."""
-        manual = self._layouts.manual_axes
-        dims = [layout.axes_of_dim(dim) for dim in range(len(layout.axes))]
-        return TensorLayout([tuple(axis for axis in axes if axis not in manual) for axes in dims], layout.device_mesh)
-
     def _constrained(self, x: Any, layout: TensorLayout) -> Any:
         mesh, manual = self._layouts.mesh, self._layouts.manual_axes
         if all(mesh.axis_size(axis) == 1 or axis in manual for axis in mesh.axis_names):
             return x  # XLA handles no axis
-        left, context = self._left_to_xla(layout), jax.sharding.get_abstract_mesh()
-        dims = [left.axes_of_dim(dim) for dim in range(jnp.ndim(x))]
+        left, context = without_axes(layout, manual), jax.sharding.get_abstract_mesh()
         mesh = mesh.abstract_mesh if context.empty else context
-        return lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*(axes or None for axes in dims))))
+        return lax.with_sharding_constraint(x, NamedSharding(mesh, left.spec))

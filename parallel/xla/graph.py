@@ -7,7 +7,7 @@ import jax
 from jax.core import eval_jaxpr
 
 from ...mesh.compat import Equation, Variable, is_literal
-from .primitives import CALLS
+from .primitives import CALLS, COLLECTIVES
 
 
 class Graph(NamedTuple):
@@ -104,6 +104,12 @@ def run_equations(
         return eval_jaxpr(part, (), *constants.values(), *values)
 
     return run
+
+
+def operation(equation: Equation) -> Equation:
+    """Returns the collective that a `shard_map` inside a step runs, see `keep_split`; other operations as they are."""
+    inner = inner_programs(equation) if equation.primitive.name == "shard_map" else ()
+    return next((each for program in inner for each in program.eqns if each.primitive.name in COLLECTIVES), equation)
 
 
 def inner_programs(equation: Any) -> list[Any]:

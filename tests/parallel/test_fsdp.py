@@ -1,12 +1,16 @@
-"""What is kept of gathered parameters, and the dtypes of their gradients."""
+"""What is kept of gathered parameters, the dtypes of their gradients, and axes that are left to XLA."""
 
+from dataclasses import replace
 from functools import cache
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 from spmdkit.parallel import FSDPConfig, Precision, build_step, census, lay_out
+from spmdkit.parallel.sharding.stored_order import unstore_blocks
 from support import toy
 
 
@@ -39,3 +43,92 @@ def test_gradients_arrive_in_the_dtype_of_their_parameters(strategy):
     step = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts, precision=precision)
     gradients, _ = jax.eval_shape(step.gradients, step.abstract_state(), toy.abstract(toy.batch(0)))
     assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype("float32")}
+
+
+FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
+LEFT = {"size": 4, "explicit": False}
+FSDP = {"fsdp": {"size": 2, "floor_bytes": 512}, "tensor": LEFT}
+BY_RULES = {"blocks/up": (None, "fsdp", "tensor"), "blocks/down": (None, "tensor", "fsdp")}
+OF_TENSOR = {"blocks/up": (None, None, "tensor"), "blocks/down": (None, "tensor", None)}
+ON_ONE_DIM = {"blocks/up": (None, "fsdp", "tensor"), "blocks/down": (None, None, ("tensor", "fsdp"))}
+OF_PIPE = {
+    "embed/table": ("tensor", "pipe"),
+    "blocks/scale": ("pipe", None),
+    "blocks/up": ("pipe", None, "tensor"),
+    "blocks/down": ("pipe", "tensor", None),
+    "head/out": ("pipe", "tensor"),
+}
+WITH_TENSOR = {
+    "fsdp": (FSDP, BY_RULES),
+    "keep": ({"fsdp": {**FSDP["fsdp"], "keep": "step"}, "tensor": LEFT}, BY_RULES),
+    "one dim": (FSDP, ON_ONE_DIM),
+    "zero1": ({"data": {"size": 2, "zero": 1, "floor_bytes": 512}, "tensor": LEFT}, OF_TENSOR),
+    "zero2": ({"data": {"size": 2, "zero": 2, "floor_bytes": 512}, "tensor": LEFT}, OF_TENSOR),
+    "pipe": ({"pipe": {"size": 2, "embed_and_head": "split"}, "tensor": LEFT}, OF_PIPE),
+}
+
+
+def by_rules(name, remat="none"):
+    strategy, rules = WITH_TENSOR[name]
+    layouts = lay_out(toy.BLOCK_MODEL, strategy, rules=rules, devices=toy.devices(8), precision=FLOAT64)
+    return build_step(toy.BLOCK_MODEL, optax.sgd(0.1), layouts, remat=remat, precision=FLOAT64)
+
+
+def collectives(program, mesh):
+    return {(line.kind, *line.axes): line for line in census(program.as_text(), mesh)}
+
+
+@pytest.mark.slow_cases("keep", "one dim", "zero2", "pipe")
+@pytest.mark.parametrize("name", WITH_TENSOR)
+def test_parameters_stay_split_over_an_axis_left_to_xla(name, float64):
+    """Except in a dim that both axes split: its parts over the other axis are not contiguous after a gather."""
+    step, batch, params = by_rules(name), toy.batch(0), jax.tree.map(np.float64, toy.first_params())
+    (_, weight), expected = jax.value_and_grad(lambda p: toy.BLOCK_MODEL.loss(p, batch, None), has_aux=True)(params)
+    gradients, _ = step.gradients(step.init(0, params), batch)
+    if name == "pipe":
+        gradients = {**gradients, "blocks": unstore_blocks(gradients["blocks"], step.plan.pipeline.stages)}
+    errors = jax.tree.map(lambda found, whole: toy.relative(found, whole / weight), gradients, expected)
+    assert max(jax.tree.leaves(errors)) < 1e-9
+    found = collectives(step.compile(toy.abstract(batch)), step.plan.mesh)
+    over_tensor = {key for key in found if "tensor" in key}
+    if name != "one dim":
+        assert over_tensor == {("all-reduce", "tensor")}
+        assert {line for key, line in found.items() if key not in over_tensor} == set(step.cost(toy.abstract(batch)))
+
+
+def by_jit(plan):
+    """The collectives of `jit` on the same layouts: whole parameters of a block are made where it runs, and again."""
+
+    def put(leaf, *axes):
+        return jax.lax.with_sharding_constraint(leaf, NamedSharding(plan.mesh.backend_mesh, PartitionSpec(*axes)))
+
+    @jax.checkpoint
+    def block(params, x, key):
+        whole = {"up": put(params["up"], None, "tensor"), "down": put(params["down"], "tensor")}
+        return put(toy.block({**params, **whole}, x, key), "fsdp")
+
+    def embed(groups, batch, key):
+        return put(put(groups["embed"]["table"])[batch["inputs"]], "fsdp")
+
+    def head(groups, x, batch, key):
+        return toy.head({"head": {"out": put(groups["head"]["out"])}}, x, batch, key)
+
+    model, arrays = replace(toy.BLOCK_MODEL, block=block, embed=embed, head=head), plan.table.abstract_arrays
+    layouts = plan.table.shardings()
+    differentiate = jax.value_and_grad(lambda params, batch: model.loss(params, batch, None), has_aux=True)
+    compiled = jax.jit(
+        differentiate, in_shardings=(layouts, plan.batch_sharding()), out_shardings=(plan.replicated(), layouts)
+    )
+    return collectives(compiled.lower(arrays, toy.abstract(toy.batch(0))).compile(), plan.mesh)
+
+
+def test_moves_the_bytes_of_jit_with_an_axis_left_to_xla(float64):
+    """Apart from the squares for the norm, one number over fsdp, two over tensor. XLA:CPU has no reduce-scatter."""
+    step, number = by_rules("fsdp", remat="full"), 8
+    found, expected = collectives(step.compile(toy.abstract(toy.batch(0))), step.plan.mesh), by_jit(step.plan)
+    gathers, sums, over_tensor = ("all-gather", "fsdp"), ("all-reduce", "fsdp"), ("all-reduce", "tensor")
+    assert set(expected) == {gathers, sums, over_tensor}
+    assert found[gathers] == expected[gathers]
+    assert found["reduce-scatter", "fsdp"].bytes + found[sums].bytes - number == expected[sums].bytes
+    of_model = found[over_tensor].count - 1, found[over_tensor].bytes - 2 * number
+    assert of_model == (expected[over_tensor].count, expected[over_tensor].bytes)

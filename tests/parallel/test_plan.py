@@ -46,7 +46,7 @@ def test_an_axis_left_to_xla_is_not_manual():
     assert left.manual_axes == ("fsdp",)
     assert parallel_context(left).tensor.size == 1
     specs = left.manual_specs(left.table)
-    assert specs["blocks"]["mlp"]["gate"] == P(None, ("fsdp",), None)
+    assert specs["blocks"]["mlp"]["gate"] == P(None, "fsdp")
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ from ..parallel.sharding.named_outputs import name_output
 
 STD_OF_TRUNCATED = 0.87962566103423978
 """Standard deviation of a standard normal cut off at -2 and 2."""
+MIN_LOGITS_BYTES = 1 << 26
+"""Smaller logits stay whole, and so does their gradient, in float32."""
 MAX_LOGITS_BYTES = 1 << 30
 """Logits of one chunk in float32: 8 chunks for 16,384 positions over 128,256 tokens."""
 
@@ -88,22 +90,28 @@ def cross_entropy(logits: Array, targets: Array, weights: Array) -> tuple[Array,
 
 
 def count_chunks(rows: int, length: int, vocabulary: int, dtype: Any) -> int:
-    """Returns the number of chunks of positions in which a loss is computed; 1 keeps the logits whole.
+    """Returns the number of chunks of positions in which `chunked_cross_entropy` computes a loss; 0 to not use it.
 
     Args:
         rows: Rows on one device.
-        length: Positions of a row on one device.
+        length: Positions of a row on one device; along `tensor`, those that it keeps between products.
         vocabulary: The number of tokens.
         dtype: The compute dtype. float16 is never chunked: gradients before the loss scale would underflow.
     """
-    if dtype == jnp.float16:
-        return 1
-    needed = rows * length * vocabulary * jnp.promote_types(dtype, jnp.float32).itemsize / MAX_LOGITS_BYTES
-    return next(number for number in (*divisors(length), length) if number >= min(needed, length))
+    size = rows * length * vocabulary * jnp.promote_types(dtype, jnp.float32).itemsize
+    if jnp.dtype(dtype) == jnp.float16 or size < MIN_LOGITS_BYTES:
+        return 0
+    needed = min(size / MAX_LOGITS_BYTES, length)
+    return next(number for number in divisors(length) if number >= needed)
 
 
 def chunked_cross_entropy(
-    x_BLD: Array, table_DV: Array, targets_BL: Array, weights_BL: Array, num_chunks: int
+    x_BLD: Array,
+    table_DV: Array,
+    targets_BL: Array,
+    weights_BL: Array,
+    num_chunks: int,
+    loss: Callable[[Array, Array, Array], tuple[Array, Array]] = cross_entropy,
 ) -> tuple[Array, Array]:
     """Returns the cross-entropy of `x @ table`, as `cross_entropy` of the whole logits, which are never held whole.
 
@@ -118,6 +126,7 @@ def chunked_cross_entropy(
         targets_BL: (B, L) int32.
         weights_BL: (B, L) float.
         num_chunks: A divisor of L.
+        loss: The sums of the loss and the weights of one chunk, from its logits, targets and weights.
 
     Returns:
         (sum of weight * loss in nats, sum of weights), in float32 or wider.
@@ -128,8 +137,8 @@ def chunked_cross_entropy(
     """
     wide = jnp.promote_types(x_BLD.dtype, jnp.float32)
     weights_BL = weights_BL.astype(wide)
-    chunks = [_in_chunks(each, num_chunks) for each in (x_BLD, targets_BL, weights_BL)]
-    return _total_loss(chunks[0], table_DV, chunks[1], chunks[2]), jnp.sum(weights_BL)
+    x_NBlD, targets_NBl, weights_NBl = (_in_chunks(each, num_chunks) for each in (x_BLD, targets_BL, weights_BL))
+    return _total_loss(loss, x_NBlD, table_DV, targets_NBl, weights_NBl)
 
 
 def _in_chunks(array_BLX: Array, num_chunks: int) -> Array:
@@ -138,14 +147,17 @@ def _in_chunks(array_BLX: Array, num_chunks: int) -> Array:
     return jnp.moveaxis(array_BLX.reshape(B, num_chunks, L // num_chunks, *rest), 1, 0)
 
 
-@jax.custom_vjp
-def _total_loss(x_NBlD: Array, table_DV: Array, targets_NBl: Array, weights_NBl: Array) -> Array:
-    def add(total: Array, chunk: tuple[Array, ...]) -> tuple[Array, None]:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _total_loss(
+    loss: Callable[..., tuple[Array, Array]], x_NBlD: Array, table_DV: Array, targets_NBl: Array, weights_NBl: Array
+) -> tuple[Array, Array]:
+    def add(sums: tuple[Array, Array], chunk: tuple[Array, ...]) -> tuple[tuple[Array, Array], None]:
         x_BlD, targets_Bl, weights_Bl = chunk
-        return total + cross_entropy(_logits(x_BlD, table_DV), targets_Bl, weights_Bl)[0], None
+        total, weight = loss(_logits(x_BlD, table_DV), targets_Bl, weights_Bl)
+        return (sums[0] + total, sums[1] + weight), None
 
     zero = varying_zeros((), weights_NBl.dtype, (x_NBlD, table_DV, targets_NBl, weights_NBl))
-    return lax.scan(add, zero, (x_NBlD, targets_NBl, weights_NBl))[0]
+    return lax.scan(add, (zero, zero), (x_NBlD, targets_NBl, weights_NBl))[0]
 
 
 def _logits(x_BlD: Array, table_DV: Array) -> Array:
@@ -153,27 +165,30 @@ def _logits(x_BlD: Array, table_DV: Array) -> Array:
     return name_output(jnp.einsum("BlD,DV->BlV", x_BlD, table_DV, preferred_element_type=wide), "head/output")
 
 
-def _loss_and_gradients(x_NBlD: Array, table_DV: Array, targets_NBl: Array, weights_NBl: Array) -> tuple[Array, Any]:
+def _loss_and_gradients(
+    loss: Callable[..., tuple[Array, Array]], x_NBlD: Array, table_DV: Array, targets_NBl: Array, weights_NBl: Array
+) -> tuple[tuple[Array, Array], Any]:
     wide = weights_NBl.dtype
     inputs = (x_NBlD, table_DV, targets_NBl, weights_NBl)
 
-    def add(carry: tuple[Array, Array], chunk: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
-        total, dtable_DV = carry
+    def add(carry: tuple[Array, ...], chunk: tuple[Array, ...]) -> tuple[tuple[Array, ...], Array]:
+        total, weight, dtable_DV = carry
         x_BlD, targets_Bl, weights_Bl = chunk
-        loss, dlogits_BlV = jax.value_and_grad(lambda logits: cross_entropy(logits, targets_Bl, weights_Bl)[0])(
-            _logits(x_BlD, table_DV)
-        )
+        differentiate = jax.value_and_grad(lambda logits: loss(logits, targets_Bl, weights_Bl), has_aux=True)
+        (new_total, new_weight), dlogits_BlV = differentiate(_logits(x_BlD, table_DV))
         dlogits_BlV = dlogits_BlV.astype(x_BlD.dtype)
         dx_BlD = jnp.einsum("BlV,DV->BlD", dlogits_BlV, table_DV)
         dtable_DV += jnp.einsum("BlD,BlV->DV", x_BlD, dlogits_BlV, preferred_element_type=wide)
-        return (total + loss, dtable_DV), dx_BlD
+        return (total + new_total, weight + new_weight, dtable_DV), dx_BlD
 
-    start = varying_zeros((), wide, inputs), varying_zeros(table_DV.shape, wide, inputs)
-    (total, dtable_DV), dx_NBlD = lax.scan(add, start, (x_NBlD, targets_NBl, weights_NBl))
-    return total, (dx_NBlD, dtable_DV, table_DV[:0], targets_NBl, weights_NBl)
+    zero = varying_zeros((), wide, inputs)
+    start = zero, zero, varying_zeros(table_DV.shape, wide, inputs)
+    (total, weight, dtable_DV), dx_NBlD = lax.scan(add, start, (x_NBlD, targets_NBl, weights_NBl))
+    return (total, weight), (dx_NBlD, dtable_DV, table_DV[:0], targets_NBl, weights_NBl)
 
 
-def _scaled_gradients(saved: Any, gradient: Array) -> tuple[Any, ...]:
+def _scaled_gradients(_: Any, saved: Any, gradients: tuple[Array, Array]) -> tuple[Any, ...]:
+    gradient, _ = gradients
     dx_NBlD, dtable_DV, like, targets_NBl, weights_NBl = saved
     return (
         (dx_NBlD * gradient).astype(dx_NBlD.dtype),

@@ -276,18 +276,15 @@ class Transformer(SplitTransformer):
 
     def head(self, groups: dict[str, Params], x: Hidden, batch: Batch, key: Array | None) -> tuple[Array, Array]:
         """Returns this device's share of the cross-entropy of the next tokens as (sum, weight)."""
-        targets_BL = self._held(batch["targets"])
-        if self.parallel.tensor.size == 1:
-            weights_BL, hidden = self._held(batch["weights"]), x["hidden"]
-            B, L = targets_BL.shape
-            chunks = layers.count_chunks(B, L, self.config.vocabulary, hidden.dtype)
-            if chunks > 1:
-                return layers.chunked_cross_entropy(*self._head_factors(groups, x), targets_BL, weights_BL, chunks)
-            return layers.cross_entropy(self.logits(groups, x), targets_BL, weights_BL)
-        logits_BLv = self.logits(groups, x)
-        own_l = own_positions(self.parallel, batch["weights"].shape[1])
-        weights_Bl = jnp.take(batch["weights"], own_l, axis=1)
-        return tensor.split_cross_entropy(self.parallel.tensor, logits_BLv, targets_BL, weights_Bl)
+        targets_BL, weights_BL = self._held(batch["targets"]), self._held(batch["weights"])
+        loss = layers.cross_entropy
+        if self.parallel.tensor.size > 1:
+            loss = functools.partial(tensor.split_cross_entropy, self.parallel.tensor)
+        B, L = targets_BL.shape
+        chunks = self.loss_chunks(B, L, x["hidden"].dtype)
+        if chunks:
+            return layers.chunked_cross_entropy(*self._head_factors(groups, x), targets_BL, weights_BL, chunks, loss)
+        return loss(self.logits(groups, x), targets_BL, weights_BL)
 
     def predict(self, params: dict[str, Params], batch: Batch) -> Array:
         """Returns logits (B, L, V) at every position of `batch["inputs"]`, without dropout."""

@@ -1,7 +1,8 @@
 """The split of the transformer's work over `tensor` and `context`: dims, invalid sizes, and traffic."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from ..mesh.axes import divisors
 from ..parallel import context, expert, tensor
 from ..parallel.collectives import Collective, Traffic, wire_bytes
 from ..parallel.model import ParallelContext
+from .layers import count_chunks
 from .transformer_config import TransformerConfig
 
 Rules = dict[str, tuple[str | None, ...]]
@@ -97,7 +99,20 @@ class SplitTransformer:
         wide = wire_bytes(jnp.promote_types(dtype, jnp.float32), platform)
         positions = rows * (length // self.parallel.context.size) * wide
         largest, sums = _line("all-reduce", positions), _line("reduce-scatter", 2 * positions)
-        return Traffic((gather, largest, sums), (_line("all-gather", 2 * positions), scatter))
+        back = _line("all-gather", 2 * positions)
+        chunks = max(1, self.loss_chunks(rows, length // self.parallel.context.size, dtype))
+        largest, sums, back = (replace(line, count=chunks) for line in (largest, sums, back))
+        return Traffic((gather, largest, sums), (back, scatter))
+
+    def loss_chunks(self, rows: int, held: int, dtype: Any) -> int:
+        """Returns the chunks of the loss, see `layers.count_chunks`.
+
+        Args:
+            rows: Rows on one device.
+            held: Positions of this device's `context` group.
+            dtype: The compute dtype.
+        """
+        return count_chunks(rows, held // self.parallel.tensor.size, self.config.vocabulary, dtype)
 
     def residual_bytes(self, rows: int, length: int, dtype: str, platform: str) -> int:
         """Returns the bytes of the residual stream at all positions of this device's `context` group."""

@@ -153,7 +153,7 @@ def embed_tokens(config: TensorConfig, table_vD: Array, tokens_BL: Array) -> Arr
 
 
 def split_cross_entropy(
-    config: TensorConfig, logits_BLv: Array, targets_BL: Array, weights_Bl: Array
+    config: TensorConfig, logits_BLv: Array, targets_BL: Array, weights_BL: Array
 ) -> tuple[Array, Array]:
     """Returns the weighted negative log-likelihood from logits that are split over the vocabulary.
 
@@ -161,12 +161,12 @@ def split_cross_entropy(
         config: The strategy's options, with size > 1.
         logits_BLv: This device's part of the vocabulary, (B, L, V / T), float32 or wider.
         targets_BL: The target ids, (B, L), the same on all devices along the axis.
-        weights_Bl: The weights of this device's own positions, (B, L / T).
+        weights_BL: The weights of all positions, (B, L).
 
     Returns:
-        This device's share (sum of weight * loss in nats, sum of weights): over its own positions.
+        This device's share (sum of weight * loss in nats, sum of weights): over its part of the positions, L / T.
     """
-    held, own = logits_BLv.shape[2], weights_Bl.shape[1]
+    held, own = logits_BLv.shape[2], weights_BL.shape[1] // config.size
     index = lax.axis_index(AXIS)
     max_BL = lax.pmax(lax.stop_gradient(jnp.max(logits_BLv, axis=-1)), AXIS)
     class_BLv = lax.broadcasted_iota(targets_BL.dtype, logits_BLv.shape, 2) + index * held
@@ -177,7 +177,7 @@ def split_cross_entropy(
     )
     total_Bl, target_Bl = lax.psum_scatter(sums_2BL, AXIS, scatter_dimension=2, tiled=True)
     assert total_Bl.shape[1] == own
-    weights_Bl = weights_Bl.astype(logits_BLv.dtype)
+    weights_Bl = lax.dynamic_slice_in_dim(weights_BL, index * own, own, axis=1).astype(logits_BLv.dtype)
     return jnp.sum((jnp.log(total_Bl) - target_Bl) * weights_Bl), jnp.sum(weights_Bl)
 
 

@@ -7,6 +7,8 @@ import optax
 import pytest
 from spmdkit.models import TransformerConfig, layers, transformer
 from spmdkit.models.layers import chunked_cross_entropy, count_chunks, cross_entropy
+from spmdkit.parallel import census
+from support import toy
 
 from spmdkit import Precision, build_step, lay_out
 
@@ -69,8 +71,9 @@ def test_never_holds_whole_logits():
     [
         (2, 8192, 128_256, jnp.bfloat16, 8),
         (1, 4096, 128_256, jnp.bfloat16, 2),
-        (16, 128, 256, jnp.float32, 1),
-        (2, 8192, 128_256, jnp.float16, 1),
+        (1, 2048, 128_256, jnp.bfloat16, 1),
+        (16, 128, 256, jnp.float32, 0),
+        (2, 8192, 128_256, jnp.float16, 0),
         (4096, 7, 128_256, jnp.bfloat16, 7),
     ],
 )
@@ -80,25 +83,33 @@ def test_chooses_chunks_from_sizes(rows, length, vocabulary, dtype, chunks):
 
 @pytest.mark.parametrize(
     "strategy",
-    [{"data": 2, "fsdp": 4}, {"fsdp": 2, "context": 2, "data": 2}, {"pipe": {"size": 2, "microbatches": 2}, "fsdp": 4}],
+    [
+        {"data": 2, "fsdp": 4},
+        {"fsdp": 2, "context": 2, "data": 2},
+        {"pipe": {"size": 2, "microbatches": 2}, "fsdp": 4},
+        {"tensor": 2, "context": 2, "fsdp": 2},
+        {"pipe": {"size": 2, "microbatches": 2}, "tensor": 4},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.slow
 def test_same_step_on_a_mesh(strategy, tied, float64, monkeypatch):
-    model = transformer(TransformerConfig(vocabulary=96, length=16, layers=2, width=16, heads=2, tied=tied))
+    model = transformer(TransformerConfig(vocabulary=96, length=16, layers=2, width=16, heads=4, tied=tied))
     draw = np.random.default_rng(0)
     batch = {name: draw.integers(0, 96, (16, 16)).astype(np.int32) for name in ("inputs", "targets")}
     batch |= {"weights": draw.uniform(size=(16, 16)).astype(np.float32), "example": np.arange(16, dtype=np.int32)}
-    precision = Precision(params="float64", compute="float64")
+    precision = Precision(params="float64", compute="float64", reduce="float64")
     found = []
     for limit in (1 << 30, 96 * 8 * 4):
         monkeypatch.setattr(layers, "MAX_LOGITS_BYTES", limit)
+        monkeypatch.setattr(layers, "MIN_LOGITS_BYTES", limit)
         devices = [f"cpu:{number}" for number in range(8)]
         plan = lay_out(model, strategy, precision=precision, devices=devices)
         step = build_step(model, optax.adamw(1e-2), plan, clip_norm=1.0, precision=precision)
         gradients, metrics = step.gradients(step.init(0), batch)
         evaluated = step.evaluate(step.init(0).params, batch)
         found.append(jax.tree.leaves((gradients, metrics.loss, evaluated)))
+        assert census(step.compile(toy.abstract(batch)).as_text(), plan.mesh) == step.cost(toy.abstract(batch))
     for chunked, whole in zip(found[1], found[0], strict=True):
         np.testing.assert_allclose(chunked, whole, rtol=1e-9, atol=1e-12)

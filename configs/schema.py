@@ -112,9 +112,9 @@ class TrainConfig:
     most_not_finite: Annotated[int, Ge(1), Le(2**31 - 1)] = 3
     """With skip, the maximum number of consecutive discarded updates; with roll_back, of rollbacks of the whole run.
     The next one stops the run."""
-    remat: Literal["none", "dots", "full"] = "none"
-    """What the backward pass recomputes instead of storing: nothing, all but matrix products, or all but block
-    inputs."""
+    remat: Literal["none", "dots", "selective", "full"] = "none"
+    """What the backward pass recomputes instead of storing: nothing; all but matrix products; also the products that
+    widen their input; or all but block inputs."""
 
     @property
     def max_skips(self) -> int:

@@ -20,6 +20,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from spmdkit.mesh.targets import compiling_for, parse_target, target_devices
 from spmdkit.models import TransformerConfig, transformer
+from spmdkit.parallel.blocks.gathered_block import REMAT_POLICIES
 from spmdkit.planning.pipeline_time import pipeline_seconds, textbook_seconds
 from spmdkit.planning.timeline import simulate
 from spmdkit.runtime.compilation import default_options
@@ -51,14 +52,21 @@ CASES = {
     "pipe_1f1b": Case("h100:16x8", {"pipe": STAGES, "fsdp": KEPT, "tensor": 4}, 8192, 8),
     "pipe_zb_h1": Case("h100:16x8", {"pipe": STAGES | {"schedule": "zb_h1"}, "fsdp": KEPT, "tensor": 4}, 8192, 8),
 }
+REMAT = "remat"
+"""The case that compares `train.remat` on `fsdp8`."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; default all")
-    print("| case | step | step ms | exposed ms | of communication | temporary GB |")
-    print("|---|---|---:|---:|---:|---:|")
-    for name in parser.parse_args().cases or CASES:
+    names = [*CASES, REMAT]
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(names)}; default all")
+    print("| case | step | step ms | exposed ms | of communication | temporary GB | peak GB | PFLOP |")
+    print("|---|---|---:|---:|---:|---:|---:|---:|")
+    for name in parser.parse_args().cases or names:
+        if name == REMAT:
+            for policy in REMAT_POLICIES:
+                row(name, policy, CASES["fsdp8"], ours(CASES["fsdp8"], remat=policy))
+            continue
         case = CASES[name]
         row(name, "spmdkit", case, ours(case))
         if name == "hsdp_at_end" or "pipe" in case.strategy:
@@ -73,15 +81,14 @@ def row(name: str, step: str, case: Case, compiled: Any) -> None:
     timetable = pipeline.timetable if pipeline else None
     found = simulate(compiled.as_text(), parse_target(case.target), timetable=timetable)
     if pipeline and timetable:
-        ours, textbook = (
-            pipeline_seconds(timetable, found.parts),
-            textbook_seconds(pipeline.schedule, timetable, found.parts),
-        )
-        step += f", ticks {ours / textbook:.3f} times the textbook's {textbook * 1e3:,.0f} ms"
-    temporary = compiled.memory_analysis().temp_size_in_bytes
+        textbook = textbook_seconds(pipeline.schedule, timetable, found.parts)
+        ratio = pipeline_seconds(timetable, found.parts) / textbook
+        step += f", ticks {ratio:.3f} times the textbook's {textbook * 1e3:,.0f} ms"
+    memory = compiled.memory_analysis()
     print(
         f"| {name} | {step} | {found.step_seconds * 1e3:,.0f} | {found.exposed_seconds * 1e3:.1f} "
-        f"| {found.exposed_share:.1%} | {temporary / 1e9:.1f} |",
+        f"| {found.exposed_share:.1%} | {memory.temp_size_in_bytes / 1e9:.1f} "
+        f"| {memory.peak_memory_in_bytes / 1e9:.1f} | {found.flops / 1e15:.3f} |",
         flush=True,
     )
 
@@ -93,12 +100,12 @@ def lay_out_case(case: Case, precision: Precision) -> tuple[Any, ShardingPlan]:
     return model, lay_out(model, case.strategy, precision=precision, devices=list_devices(target=case.target))
 
 
-def ours(case: Case, reduce: str = "float32") -> Any:
+def ours(case: Case, reduce: str = "float32", remat: str = "full") -> Any:
     """Our step for Llama-3 8B, as `spmdkit train` builds it."""
     precision = Precision(compute="bfloat16", reduce=reduce)
     model, plan = lay_out_case(case, precision)
     xla = XLA | default_options(plan)
-    step = build_step(model, optax.adamw(3e-4), plan, clip_norm=1.0, remat="full", precision=precision, xla=xla)
+    step = build_step(model, optax.adamw(3e-4), plan, clip_norm=1.0, remat=remat, precision=precision, xla=xla)
     rows = case.rows * parse_target(case.target).size // case.strategy.get("tensor", 1)
     dtypes = {"inputs": jnp.int32, "targets": jnp.int32, "weights": jnp.float32}
     batch = {name: jax.ShapeDtypeStruct((rows, case.length), dtype) for name, dtype in dtypes.items()}

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..mesh.errors import UserError
-from .layers import recompute
+from .layers import narrow, recompute
 
 NUM_SLICES = 4
 MIN_SLICE = 64
@@ -83,7 +83,7 @@ def rotate(x_BLHK: Array, base: float, position: Array | None = None, slowing: S
     cos, sin = (function(angle).reshape(-1, length, 1, half) for function in (jnp.cos, jnp.sin))
     first, second = jnp.split(x_BLHK.astype(wide), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
-    return rotated.astype(x_BLHK.dtype)
+    return narrow(rotated, x_BLHK.dtype)
 
 
 def causal_attention(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, segment_BL: Array | None = None) -> Array:

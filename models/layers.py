@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array, ad_checkpoint, lax
 
 from ..mesh.axes import divisors
 from ..parallel.collectives import varying_zeros
@@ -262,6 +262,11 @@ def recompute(function: Callable[..., Array]) -> Callable[..., Array]:
     return call
 
 
+def narrow(x: Array, dtype: Any) -> Array:
+    """Casts a result of float32 arithmetic; backward keeps the cast value under remat `none`, not the wider one."""
+    return ad_checkpoint.checkpoint_name(x.astype(dtype), "narrowed")
+
+
 def head_norm(x_BLhK: Array, scale_K: Array, epsilon: float) -> Array:
     """Applies an RMSNorm to each head; all share one scale."""
     B, _, _, K = x_BLhK.shape
@@ -282,7 +287,7 @@ def _rms_norm(x_BLD: Array, scale_D: Array, *, epsilon: float) -> Array:
     wide = jnp.promote_types(x_BLD.dtype, jnp.float32)
     x = x_BLD.astype(wide)
     normed = x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + epsilon)
-    return (normed * scale_D.astype(wide)[None, None, :]).astype(x_BLD.dtype)
+    return narrow(normed * scale_D.astype(wide)[None, None, :], x_BLD.dtype)
 
 
 def _layer_norm(x_BLD: Array, scale_D: Array, bias_D: Array, *, epsilon: float) -> Array:
@@ -290,4 +295,4 @@ def _layer_norm(x_BLD: Array, scale_D: Array, bias_D: Array, *, epsilon: float) 
     x = x_BLD.astype(wide)
     x -= jnp.mean(x, axis=-1, keepdims=True)
     normed = x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + epsilon)
-    return (normed * scale_D.astype(wide)[None, None, :] + bias_D.astype(wide)[None, None, :]).astype(x_BLD.dtype)
+    return narrow(normed * scale_D.astype(wide)[None, None, :] + bias_D.astype(wide)[None, None, :], x_BLD.dtype)

@@ -37,8 +37,9 @@ USABLE = 0.95
 """The share that a program can use: CUDA, cuDNN and NCCL take the rest."""
 PEAK = Efficiency(link=1.0, network=1.0, link_seconds=0.0, network_seconds=0.0)
 """The links at their peak, without a latency: no exchange of these bytes is faster."""
-RECOMPUTED = {"none": 1.0, "dots": 1.0, "full": 4 / 3}
-"""`train.remat` -> executed operations of matrix products per operation of the model: `full` repeats forward."""
+RECOMPUTED = {"none": 1.0, "dots": 1.0, "selective": 7 / 6, "full": 4 / 3}
+"""`train.remat` -> executed operations of matrix products per operation of the model: `full` repeats forward,
+`selective` about half of it: the first products of the MLP."""
 
 
 @dataclass(frozen=True)
@@ -282,7 +283,7 @@ def _memory_lines(plan: RunPlan) -> Iterator[str]:
     share = plan.peak_bytes / capacity
     yield f"  {'peak':<14} {format_bytes(plan.peak_bytes):>10}   {share:.0%} of {format_bytes(capacity)}: {verdict}"
     if plan.fits is False:
-        yield "  To need less: train.remat=full, a larger train.accumulate, or strategy.fsdp over more devices."
+        yield "  To need less: train.remat=selective or full, a larger train.accumulate, or fsdp over more devices."
     elif share > PREALLOCATED:
         yield (
             f"  JAX takes {PREALLOCATED:.0%} of a GPU by default: set XLA_PYTHON_CLIENT_MEM_FRACTION={USABLE} in "

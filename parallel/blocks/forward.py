@@ -143,8 +143,7 @@ def block_of_loop(
     """
     makes_copies = _makes_copies(plan)
     unroll = blocks_per_turn(model, makes_copies=makes_copies)
-    in_loop = unroll < model.num_blocks
-    block = gathered_block(model, plan)
+    block, in_loop = gathered_block(model, plan), unroll < model.num_blocks
     return remat_block(block, plan.options.remat, makes_copies=makes_copies, in_loop=in_loop), unroll
 
 

@@ -71,9 +71,10 @@ def recomputes_output(plan: ShardingPlan) -> bool:
     """Returns whether a block that a pipeline recomputes computes its output too, although no action reads it.
 
     The output is omitted only if the collectives that are omitted with it are known: not if the block gathers, because
-    its last gather would be omitted too, and not under remat `dots`, which may not need the last collectives either.
+    its last gather would be omitted too, and not under a remat policy that keeps products, which may not need the last
+    collectives either.
     """
-    return plan.gathers_blocks or plan.options.remat == "dots"
+    return plan.gathers_blocks or plan.options.remat not in ("none", "full")
 
 
 def on_activations(

@@ -33,7 +33,7 @@ def build_step(
         accumulate: Microbatches a step, one after the other; their gradients are summed.
         clip_norm: Largest global norm of the gradients; 0 leaves them as they are.
         remat: What blocks keep for backward: `none` drops only gathered parameters, `dots` keeps products of matrices,
-            `full` only the input of each block.
+            `selective` those that do not widen their input, `full` only the input of each block.
         precision: The dtypes.
         xla: XLA compiler options for the step and its evaluation, such as
             {"xla_gpu_enable_latency_hiding_scheduler": True}; one that XLA does not know is an error of JAX when they

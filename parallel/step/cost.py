@@ -195,7 +195,7 @@ def _model_collectives(
         if part == "block":
             remat, pipeline = plan.options.remat, plan.pipeline
             inside = moved.again if remat != "none" else ()  # what backward repeats
-            if inside and plan.frozen and remat == "dots" and not (pipeline or prefetches_blocks(plan)):
+            if inside and plan.frozen and remat != "full" and not (pipeline or prefetches_blocks(plan)):
                 inside = find_backward_all_to_alls(model, plan, shapes, moved, platform)
             before = moved.again if remat != "full" else ()  # what a recompute action repeats
             if pipeline and (pipeline.timetable.blocks_per_slot > 1 or recomputes_output(plan)):

@@ -40,6 +40,9 @@ PRODUCTS = frozenset(
 )
 """Matrix products, and primitives that may contain some."""
 
+FUSED_ATTENTION = "dot_product_attention_fwd_wrapper"
+"""The primitive of cuDNN's attention: its output and, for backward, the statistics of the softmax."""
+
 PLATFORM_CHOICE = "platform_index"
 """The first primitive of a choice by platform, see `platform.py`."""
 

@@ -107,7 +107,7 @@ def test_mfu_is_the_share_of_the_peak(without_compiler, card):
     assert twice.model_flops == 2 * found.model_flops
 
 
-@pytest.mark.parametrize(("remat", "executed"), [("none", 1), ("full", 4 / 3)])
+@pytest.mark.parametrize(("remat", "executed"), [("none", 1), ("selective", 7 / 6), ("full", 4 / 3)])
 def test_idle_stages_take_their_share_of_the_time(without_compiler, card, remat, executed):
     """1F1B with 2 stages and 4 microbatches is idle for 1/5 of the time (Narayanan et al. 2021, section 2.2).
 

@@ -15,6 +15,7 @@ from spmdkit.runtime import compilation
 from spmdkit.runtime.compilation import (
     DOUBLE_BUFFERING,
     LATENCY_HIDING,
+    MEMORY_LIMIT,
     NOT_SHARED,
     OVERLAP_LIMIT,
     AgreedPrograms,
@@ -214,21 +215,22 @@ def test_cpu_has_no_default_options():
 
 
 def test_double_buffering_is_off_if_gradients_are_summed_in_the_loop():
-    assert default_options(laid_out({"data": 2})) == {LATENCY_HIDING: True}
-    assert default_options(laid_out({"data": 2, "tensor": 2}, "gpu")) == {LATENCY_HIDING: True}
-    assert default_options(laid_out({"tensor": 2})) == {LATENCY_HIDING: True, DOUBLE_BUFFERING: True}
+    always = {LATENCY_HIDING: True, MEMORY_LIMIT: 1000}
+    assert default_options(laid_out({"data": 2})) == always
+    assert default_options(laid_out({"data": 2, "tensor": 2}, "gpu")) == always
+    assert default_options(laid_out({"tensor": 2})) == always | {DOUBLE_BUFFERING: True}
 
 
 def test_xla_flags_override_defaults():
     plan = laid_out({"tensor": 2})
     found = xla_options("default", plan, flags=f"--{LATENCY_HIDING}=false")
-    assert found.used == {DOUBLE_BUFFERING: True}
+    assert found.used == {MEMORY_LIMIT: 1000, DOUBLE_BUFFERING: True}
     assert found.left_out == {LATENCY_HIDING: "XLA_FLAGS names it"}
     assert xla_options("none", plan, flags="").used == {}
 
 
 def test_xla_accepts_default_options():
-    options = {LATENCY_HIDING: True, DOUBLE_BUFFERING: True, OVERLAP_LIMIT: 2}
+    options = {LATENCY_HIDING: True, MEMORY_LIMIT: 1000, DOUBLE_BUFFERING: True, OVERLAP_LIMIT: 2}
     jax.jit(lambda x: x + 1).lower(0.0).compile(compiler_options=options)
 
 

@@ -97,6 +97,7 @@ def special():
     yield Row("gpt-context-all-to-all-fsdp", "gpt", {"context": ContextConfig(size=2, attention="all_to_all"), **fsdp})
     all_to_all = ContextConfig(size=2, attention="all_to_all")
     yield Row("context-all-to-all", "transformer", {"context": all_to_all, "tensor": 2}, dropout=0.1)
+    yield Row("fsdp-tensor-selective", "transformer", {**fsdp, "tensor": 2}, remat="selective", dropout=0.1)
     yield Row("context-dots-dropout", "transformer", {"context": 2, **fsdp}, remat="dots", dropout=0.1)
     for kind in ("mlp",):
         for data, size in ((1, 2), (2, 1), (2, 4), (4, 2), (1, 8), (8, 1)):

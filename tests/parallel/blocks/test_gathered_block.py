@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
+from spmdkit.models import TransformerConfig, transformer
 from spmdkit.models.frozen import freeze, frozen_paths
 from spmdkit.parallel import FSDPConfig, lay_out
 from spmdkit.parallel.blocks.backward_gathers import find_backward_gathers
@@ -41,6 +42,34 @@ def test_each_policy_keeps_more():
     assert len(kept("none")) > len(kept("full"))
     assert remat_block(block, "none", makes_copies=False, in_loop=True) is block
     assert remat_block(block, "none", makes_copies=True, in_loop=True) is not block
+
+
+NARROW = [(2, 8, 8), (2, 8, 8), *[(2, 8, 16)] * 3]
+"""The input of a block, its query, key and value, and the product after attention."""
+KEPT = {
+    "full": [(2, 8, 16)],
+    "selective": NARROW,
+    "dots": [*NARROW, *[(2, 8, 48)] * 2],  # gate and up
+    # two norms and the residual stream between; rotated query and key, value; attention in groups; gate, up and both
+    "none": [*[(2, 8, 16)] * 4, (2, 8, 4, 4), (2, 8, 2, 4), (2, 8, 8), (2, 2, 16, 4), *[(2, 8, 48)] * 3],
+}
+
+
+@pytest.mark.parametrize("remat", REMAT_POLICIES)
+def test_what_each_policy_keeps_of_a_transformer_is_in_the_compute_dtype(remat):
+    config = TransformerConfig(vocabulary=8, length=8, layers=1, width=16, heads=4, kv_heads=2, mlp_width=48)
+    model = transformer(config)
+    params = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], model.init(jax.random.key(0))["blocks"]))
+    params, x = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, jnp.bfloat16), (params, jax.ShapeDtypeStruct((2, 8, 16), jnp.float32))
+    )
+    block = remat_block(
+        lambda x, params: model.block(params, {"hidden": x}, None)["hidden"], remat, makes_copies=True, in_loop=True
+    )
+    pull = jax.eval_shape(lambda x, params: jax.vjp(block, x, params)[1], x, params)
+    activations = [leaf for leaf in jax.tree.leaves(pull) if leaf.ndim > 2]
+    assert sorted(leaf.shape for leaf in activations) == sorted(KEPT[remat])
+    assert {str(leaf.dtype) for leaf in activations} == {"bfloat16"}
 
 
 @pytest.mark.parametrize("remat", REMAT_POLICIES)

@@ -7,7 +7,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from spmdkit.parallel import FSDPConfig, Precision, lay_out
 from spmdkit.parallel.blocks.forward import without_blocks
-from spmdkit.parallel.blocks.gathered_block import block_layouts
+from spmdkit.parallel.blocks.gathered_block import REMAT_POLICIES, block_layouts
 from spmdkit.parallel.blocks.model_parts import make_parts, recomputes_output
 from spmdkit.parallel.data import make_varying
 from spmdkit.parallel.fsdp import gather
@@ -100,8 +100,8 @@ def test_block_computes_in_the_compute_dtype():
 
 def test_recomputes_output_if_a_block_gathers_or_keeps_products():
     alone = lay_out(BLOCK_MODEL, {"data": 2}, devices=toy.devices(2))
-    found = [recomputes_output(toy.with_options(alone, remat=remat)) for remat in ("none", "dots", "full")]
-    assert found == [False, True, False]
+    found = [recomputes_output(toy.with_options(alone, remat=remat)) for remat in REMAT_POLICIES]
+    assert found == [False, True, True, False]
     assert recomputes_output(LAYOUTS)
     assert make_parts(BLOCK_MODEL, LAYOUTS).recomputes_output
     assert not make_parts(BLOCK_MODEL, alone).gathers

@@ -1,8 +1,8 @@
-"""One block on whole parameters: gather them, run it, drop them; backward gathers again and reduce-scatters.
+"""Gathers a block's parameters, runs the block and drops them; backward gathers again and reduce-scatters gradients.
 
-A policy selects what a block keeps between forward and backward: `none` keeps every result of arithmetic, `dots` the
-matrix products, `full` only the block's input. Under FSDP none of them keeps a gathered parameter: backward gathers it
-again.
+A policy selects the values that a block keeps from forward to backward: `none` keeps every result of arithmetic, `dots`
+the matrix products, `full` only the block's input. Under FSDP, no policy keeps gathered parameters: backward gathers
+them again.
 
 Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"; the policies are those of `jax.checkpoint`.
 """
@@ -99,7 +99,7 @@ def remat_block(block: Callable[..., Any], remat: str, *, makes_copies: bool, in
 
 
 def save_arithmetic(primitive: Any, *avals: Any, **params: Any) -> bool:
-    """A `jax.checkpoint` policy: saves results of arithmetic, and recomputes what was only gathered, moved or cast."""
+    """A `jax.checkpoint` policy that saves results of arithmetic, and recomputes gathers, moves and casts."""
     return not _only_moves(primitive.name, params)
 
 

@@ -50,7 +50,7 @@ def measure(schedule: Schedule, costs: Sequence[float] = UNIT_COSTS) -> Timing:
     Raises:
         UserError: The costs are not three positive numbers.
     """
-    length = _of_a_stage(costs)  # divided by V once, at the end, to avoid rounding
+    length = _action_costs(costs)  # divided by V once, at the end, to avoid rounding
     slowest: list[float] = [0] * schedule.num_ticks
     free: list[float] = [0] * schedule.stages  # the time at which each stage has finished its actions so far
     done: dict[tuple[int, Action], float] = {}
@@ -68,7 +68,7 @@ def measure(schedule: Schedule, costs: Sequence[float] = UNIT_COSTS) -> Timing:
 
 def action_lengths(schedule: Schedule, costs: Sequence[float] = UNIT_COSTS) -> dict[Kind, float]:
     """Returns the length of each kind of action on one chunk; see `measure`."""
-    return {kind: cost / schedule.chunks for kind, cost in _of_a_stage(costs).items()}
+    return {kind: cost / schedule.chunks for kind, cost in _action_costs(costs).items()}
 
 
 def tick_lengths(schedule: Schedule, costs: Sequence[float] = UNIT_COSTS) -> list[float]:
@@ -80,7 +80,7 @@ def tick_lengths(schedule: Schedule, costs: Sequence[float] = UNIT_COSTS) -> lis
     return slowest
 
 
-def _of_a_stage(costs: Sequence[float]) -> dict[Kind, float]:
+def _action_costs(costs: Sequence[float]) -> dict[Kind, float]:
     if len(costs) != 3 or not all(isfinite(cost) and cost > 0 for cost in costs):
         given = ",".join(f"{cost:g}" for cost in costs)
         raise UserError(

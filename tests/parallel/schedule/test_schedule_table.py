@@ -59,9 +59,7 @@ def test_a_joint_backward_passes_its_gradient_on_after_its_weights():
 
 
 def test_a_v_has_two_chunks():
-    assert problems(parse(TWO, placement="v")) == [
-        "placement v needs 2 chunks on each stage, got 1"
-    ]
+    assert problems(parse(TWO, placement="v")) == ["placement v needs 2 chunks on each stage, got 1"]
 
 
 def test_very_many_problems_are_counted():

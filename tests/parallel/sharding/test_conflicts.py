@@ -27,7 +27,7 @@ AHEAD = FSDPConfig(size=2, floor_bytes=64, prefetch=1)
         (toy.BLOCK_MODEL, DeviceMesh.of(toy.devices(2), context=2), "strategy.context=2: model 'block model' cannot"),
         (toy.PLAIN_MODEL, {"pipe": 2},
          "strategy.pipe=2: a pipeline needs a BlockModel (embed, block, head), and model 'model' is one function."),
-        (STATEFUL, {"pipe": 2}, "and model 'model' keeps a state (init_state), which a BlockModel cannot."),
+        (STATEFUL, {"pipe": 2}, "and model 'model' has a state (init_state), which a BlockModel cannot have."),
         (MODEL, {"pipe": 8}, "model.layers=4 cannot be split over 8 stages (1f1b)"),
         (MODEL, {"pipe": {"size": 2, "microbatches": 1}}, "Set strategy.pipe.microbatches to 2 or more"),
         (MODEL, {"pipe": {"size": 2, "virtual": 2}}, "Leave strategy.pipe.virtual out, or take interleaved_1f1b."),

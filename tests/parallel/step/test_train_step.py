@@ -199,9 +199,9 @@ def test_recompilation_warns_with_what_changed(layouts):
     ("options", "message"),
     [
         ({"accumulate": 0}, "train.accumulate=0"),
-        ({"clip_norm": float("nan")}, "train.clip_norm=nan: a norm is positive and finite"),
-        ({"clip_norm": float("inf")}, "train.clip_norm=inf: a norm is positive and finite"),
-        ({"clip_norm": -1.0}, "0 turns clipping off"),
+        ({"clip_norm": float("nan")}, "train.clip_norm=nan must be positive and finite"),
+        ({"clip_norm": float("inf")}, "train.clip_norm=inf must be positive and finite"),
+        ({"clip_norm": -1.0}, "or 0 for no clipping"),
         ({"remat": "some"}, "train.remat='some'.*none, dots, full"),
     ],
 )

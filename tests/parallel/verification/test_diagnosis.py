@@ -44,12 +44,12 @@ VALUE = np.arange(6.0).reshape(2, 3)
         (4 * VALUE, "4 times the reference in every element."),
         ((1 - 3e-6) * VALUE, "1 - 3.0e-06 times the reference in every element."),
         (VALUE.T.reshape(2, 3), "the same numbers in other places."),
-        (VALUE + 1, "no multiple of the reference."),
+        (VALUE + 1, "not a multiple of the reference."),
     ],
     ids=["zero", "factor", "near one", "order", "other"],
 )
 def test_describes_difference_of_arrays(wrong, text):
-    assert diagnosis.how_it_differs(wrong, VALUE) == text
+    assert diagnosis.describe_difference(wrong, VALUE) == text
 
 
 def test_broken_contract_explains_all_differences():

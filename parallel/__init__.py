@@ -1,10 +1,10 @@
-"""The strategies, one file each, and the packages with the machinery that runs them.
+"""The strategies, one file each, and the packages that run them.
 
-Read first: `model` (what a model is), `data` and `fsdp` (two strategies), `blocks/forward` (gather, run, drop),
-`step/composition` (which strategy acts when), `step/train_step` (the one compiled program).
+Read first: `model` (the interface of a model), `data` and `fsdp` (two strategies), `blocks/forward` (gathers, runs and
+drops blocks), `step/composition` (the order of the strategies in a step), `step/train_step` (the compiled program).
 
     data zero fsdp tensor context expert pipeline diloco compression     the strategies
-    options collectives plan                                             what every package uses
+    options collectives plan                                             shared by all packages
     model/            the definition of a model: pure functions, and the result of its loss
     sharding/         from the strategy of a config to the resolved plan of a run
     blocks/           running a stack of blocks, and attention over split positions

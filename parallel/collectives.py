@@ -1,7 +1,7 @@
-"""Lines of traffic: the number and bytes of the collectives of one kind over some mesh axes in one step.
+"""Traffic lines: the count and bytes of all collectives of one kind over the same mesh axes in one step.
 
-A strategy's `cost` predicts such lines from the layouts; `census` reads them from the compiled step. Both use the same
-units, so that the two can be compared for equality.
+A strategy's `cost` predicts these lines from the layouts; `census` reads them from the compiled step. Both use the same
+units, so that predicted and compiled lines can be compared for equality.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -133,7 +133,7 @@ class Sent(NamedTuple):
 
 
 class StepCounts(NamedTuple):
-    """The inputs of a strategy's cost other than the plan: the calls of the model, and its own collectives.
+    """The inputs of a strategy's cost besides the plan: the calls of the model, and the model's own collectives.
 
     Attributes:
         calls: The calls of the parts of the model in a step.
@@ -161,7 +161,7 @@ def wire_bytes(dtype: Any, platform: str) -> int:
 
 
 def axis_size(axis: str) -> int:
-    """Returns the number of devices along a manual axis where this is traced; 1 if no axis of that name is in force."""
+    """Returns the number of devices along a manual axis of the current trace; 1 outside a trace with that axis."""
     try:
         return lax.axis_size(axis)
     except NameError:
@@ -195,6 +195,6 @@ def keep_split(collective: Callable[[Array], Array], value: Array, layout: Tenso
 
 
 def varying_zeros(shape: tuple[int, ...], dtype: Any, like: Any) -> Array:
-    """Returns zeros that vary over the mesh like a function of all leaves of `like`, to be carried by a loop."""
+    """Returns zeros for the carry of a loop; they vary over every mesh axis over which a leaf of `like` varies."""
     axes = frozenset().union(*map(varying_axes, jax.tree.leaves(like)))
     return vary(jnp.zeros(shape, dtype), sorted(axes))

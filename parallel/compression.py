@@ -1,9 +1,9 @@
 """Compressed gradients: data parallelism's sums in 8 bits, with rounding errors added back in the next step.
 
-Use it if the devices wait for the sum of the gradients over `data`, and training should stay nearly the same: losses
-remain close to the exact ones, while those of H local steps (`local_steps`) may not.
+Use it if the devices wait for the sum of the gradients over `data`, and the training should hardly change. Losses stay
+close to the exact ones, which is not guaranteed with H local steps (`local_steps`).
 
-Syntax, for the gradients G of one bucket on each of N devices, with errors E and F from the step before:
+Syntax, for the gradients G of one bucket on each of N devices, with errors E and F from the previous step:
 
     send       Q[R, 260] int8 = quantize(G[R, 256] + E)          E = G + E - Q    in blocks of 256 with one scale each
                Q[N, R / N, 260] = all-to-all of Q[R, 260]                         each device gets its rows from all
@@ -11,24 +11,25 @@ Syntax, for the gradients G of one bucket on each of N devices, with errors E an
                P[R / N, 260] int8 = quantize(S + F)              F = S + F - P
     return     P[R, 260] = all-gather of P[R / N, 260]                            the sum, the same on all devices
 
-1. A bucket is, as in `data.py`, the set of gradients that lack a sum over the same axes: `data` alone for what is split
-   over all others, `data` with others for what is not. Its leaves, each padded to whole blocks, form R rows.
-2. A block is sent as 256 integers in [-127, 127] and the float32 scale max |x| / 127 in 4 more bytes, rounded to the
-   nearest: no randomness, and two collectives a bucket. A block with a NaN or an infinity is sent with the scale NaN:
-   all of it is NaN on every device, so that the norm of this very step shows it.
-3. Error feedback: what rounding left out is added to the next step's gradients, so that errors do not add up: the sum
-   of the gradients of all steps differs from the exact one by the last errors alone. Errors are in units of the mean
-   gradient, whatever the weights of the batches. `TrainState.extra` holds them, each device its own.
+1. As in `data.py`, a bucket is the set of gradients that still have to be summed over the same axes: over `data` alone
+   if a gradient is split over all other axes, otherwise over `data` and others. Its leaves, each padded to whole
+   blocks, form R rows.
+2. A block is sent as 256 integers in [-127, 127] and, in 4 more bytes, the float32 scale max |x| / 127. Values are
+   rounded to the nearest integer, without randomness, and a bucket needs two collectives. A block with a NaN or an
+   infinity is sent with the scale NaN: all of it becomes NaN on every device, so the norm of the same step is NaN.
+3. Error feedback: rounding errors are added to the next step's gradients, so that they do not accumulate. The sum of
+   the gradients of all steps differs from the exact sum only by the latest errors. Errors are in units of the mean
+   gradient, for any weights of the batches. `TrainState.extra` holds them; each device has its own.
 4. The loss and its weight are summed exactly, before everything else.
 
-Bytes: 1 + 4 / 256 for an element each way instead of its reduce width: 0.254 of float32's all-reduce on a ring, which
-is (N - 1) / N of that in and out of each device, twice. An all-reduce counts its operand once and moves it twice, so
-`cost` shows 2.03 bytes an element where data parallelism shows 4. On the critical path, after backward. Compute-bound
-while the tokens of one device exceed C / 4W, a quarter of data parallelism's. Memory: one float32 copy of the local
-gradients, and 1 / N of one.
+Bytes: 1 + 4 / 256 per element in each direction instead of the reduce width, 0.254 times float32's all-reduce on a
+ring. (N - 1) / N of that goes into and out of each device, twice. `cost` counts the operand of an all-reduce once
+although it moves twice, so it shows 2.03 bytes per element instead of data parallelism's 4. All of it is on the
+critical path, after backward. The step is compute-bound if the tokens per device exceed C / 4W, a quarter of the number
+for data parallelism. Memory: one float32 copy of the local gradients, and 1 / N of another.
 
-It composes with fsdp (what crosses `data` are shards), tensor, context, expert, pipe and accumulation; with ZeRO stages
-and local steps it does not. Sums inside backward, such as FSDP's reduce-scatters, stay as they are.
+It composes with fsdp (the shards are summed over `data`), tensor, context, expert, pipe and accumulation, but not with
+ZeRO stages or local steps. Sums inside backward, such as FSDP's reduce-scatters, are not compressed.
 
 Source: Seide et al. 2014, "1-Bit Stochastic Gradient Descent", section 2 (error feedback); Karimireddy et al. 2019,
 "Error Feedback Fixes SignSGD", algorithm 1; Dettmers et al. 2021, "8-bit Optimizers via Block-wise Quantization",
@@ -68,7 +69,7 @@ class Errors(NamedTuple):
 
     Attributes:
         sent: The errors of each device's own gradients, (devices, R, 256) float32.
-        returned: The errors of the rows that it sums for all devices, (devices, R / N, 256) float32.
+        returned: The errors of the rows that each device sums for all devices, (devices, R / N, 256) float32.
     """
 
     sent: tuple[Array, ...]
@@ -76,7 +77,7 @@ class Errors(NamedTuple):
 
 
 class _Bucket(NamedTuple):
-    """Gradients that lack a sum over the same axes.
+    """Gradients that still have to be summed over the same axes.
 
     Attributes:
         axes: The axes.
@@ -161,7 +162,7 @@ def quantize(values: Array) -> Array:
 
 
 def dequantize(packed: Array) -> Array:
-    """Returns the rounded float32 values, (..., B); all NaN in a block that was not finite."""
+    """Returns the rounded float32 values, (..., B); a block that was not finite is all NaN."""
     integers, scale_bytes = packed[..., :-SCALE_BYTES], packed[..., -SCALE_BYTES:]
     scale = lax.bitcast_convert_type(scale_bytes, jnp.float32)
     return integers.astype(jnp.float32) * scale[..., None]

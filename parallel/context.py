@@ -1,37 +1,40 @@
-"""Context parallel: every device holds some positions of each row; attention is where positions meet.
+"""Context parallel: every device holds some positions of each row; only attention combines positions.
 
-Use it if the activations of one row do not fit on one device. Choose the ring for many devices and few key-value heads;
-choose `all_to_all` for short rings, if the axis divides the number of heads.
+Use it if the activations of one row do not fit on one device. Choose the ring for many devices and few key-value heads.
+Choose `all_to_all` for few devices, if the axis divides the number of heads.
 
 Syntax, for causal attention of L positions split over the axis `context` of size N, l = L / N on each device, with
 H query heads, G key-value heads of width K, and rows B that are the same on all N devices:
 
     ring         Out[B, L_context, H, K] = sum over N steps of Q[B, L_context, H, K] . KV[2, B, L_context, G, K]
-                 KV and, in backward, dKV move on by collective-permute                   overlaps the products
+                 KV and, in backward, dKV are sent on by collective-permute               overlaps the products
     all_to_all   Q[B, L, H_context, K], KV[2, B, L, G_context, K] = all-to-all of Q[B, L_context, H, K], KV[...]
                  Out[B, L_context, H, K] = all-to-all of attention(Q, KV)[B, L, H_context, K]    on the critical path
 
-Norms, projections and the MLP work on single positions and communicate nothing.
+Norms, projections and the MLP process each position separately and do not communicate.
 
-1. `ring`. A row is cut into 2 N chunks, and device r holds chunks r and 2 N - 1 - r: an early one that sees little and
-   a late one that sees much, so that all devices do equal work in every step of the ring (`blocks/attention/ring.py`).
-   Forward: N - 1 collective-permutes of keys and values, 2 B l G K elements each, in the compute dtype. Backward: the
-   same again, and N - 1 of their gradients, 2 B l G K elements each, in float32 (or wider). Each overlaps the products
-   of the step before it is needed, and is off the critical path if these take longer than the permute,
+1. `ring`. A row is cut into 2 N chunks, and device r holds chunks r and 2 N - 1 - r: an early chunk, which attends to
+   few keys, and a late one, which attends to many. All devices therefore do equal work in every step of the ring
+   (`blocks/attention/ring.py`). Forward has N - 1 collective-permutes of keys and values, 2 B l G K elements each, in
+   the compute dtype. Backward repeats them, and has N - 1 permutes of their gradients, 2 B l G K elements each, in
+   float32 (or wider). Each permute overlaps the products of the step before the one that needs it. It is off the
+   critical path if these products take longer than the permute,
 
        l > w (G / H) C / W    in forward,      l > 2/5 (w + 4) (G / H) C / W    in backward,
 
-   with C the FLOP/s of a device, W its bytes/s to its neighbor, and w the bytes of a number in the compute dtype.
+   where C is a device's FLOP/s, W its bandwidth to a neighbor in bytes/s, and w the bytes of a number in the compute
+   dtype.
 2. `all_to_all`. Device r holds the positions from r l to r l + l. One all-to-all of queries, keys and values gives each
-   device all positions of H / N heads, the attention of one device follows, and a second one brings its result back:
-   B l (H + 2 G') K and B l H K elements, in the compute dtype; the same in backward. Key-value heads are repeated
-   N / gcd(G, N) times first, to G' of them, if N does not divide their number. All on the critical path; a device
-   sends (N - 1) / N of it to others; compute-bound if L > w (1 + G' / H) C / W. H must be a multiple of N.
-3. Documents packed into one row carry segment ids, (B, L). Every device has all of them, as part of the batch: neither
-   method moves them.
+   device all positions of H / N heads. Each device then computes attention for its heads, and a second all-to-all
+   returns the result. They move B l (H + 2 G') K and B l H K elements in the compute dtype, and backward moves the
+   same. If N does not divide the number of key-value heads, each is first repeated N / gcd(G, N) times, which gives G'
+   heads. All of this is on the critical path. A device sends (N - 1) / N of it to others, and the step is compute-bound
+   if L > w (1 + G' / H) C / W. H must be a multiple of N.
+3. Documents packed into one row have segment ids, (B, L). They are a part of the batch that every device has whole, so
+   neither method moves them.
 
-Bytes: the ring sends N - 1 times G / H of what one all-to-all of the queries does. It is faster if G is small and the
-step is long enough to hide it, and the number of heads does not limit it.
+Bytes: the ring sends (N - 1) G / H times as much as one all-to-all of the queries. It is faster if G is small and each
+step is long enough to hide the permutes, and the number of heads does not limit it.
 
 Source: Liu et al. 2023, "Ring Attention with Blockwise Transformers for Near-Infinite Context", section 3; Brandon et
 al. 2023, "Striped Attention", section 3 (balancing a causal ring); Llama team 2024, "The Llama 3 Herd of Models",

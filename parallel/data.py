@@ -1,26 +1,29 @@
 """Data parallel: every device holds the whole model and its own rows of the batch; gradients are summed.
 
-Use it if parameters, gradients and optimizer state all fit on one device: only one sum of gradients is moved, late in
-the step. If the state is too large, split it with `zero` or with the strategy `fsdp`.
+Use it if parameters, gradients and optimizer state all fit on one device. It communicates only one sum of the gradients
+per step, late in the step. If the state is too large, shard it with `zero` or with the strategy `fsdp`.
 
 Syntax, for a product `x W` with the batch B split over the axis `data` of size N:
 
     forward    Out[B_data, F] = In[B_data, D] . W[D, F]                           no communication
     backward   dW[D, F] {U_data} = In[B_data, D] . dOut[B_data, F]                a partial sum on each device
-    update     dW[D, F] = all-reduce over data of dW[D, F] {U_data}               off the critical path but for the last
+    update     dW[D, F] = all-reduce over data of dW[D, F] {U_data}               only the last is on the critical path
 
-1. Parameters are made varying over the axes of the batch before they are differentiated, so that autodiff leaves every
-   gradient local and nothing in the backward pass communicates.
-2. Microbatches, if there are several, are summed locally first: one reduction a step however many there are.
-3. One all-reduce per bucket. A bucket is the set of gradients that lack a sum over the same axes: under data
-   parallelism alone, all of them, together with the sum of the loss and its weight. Under FSDP the sharded gradients
-   are summed over `fsdp` inside backward: with `data`, they form a second bucket, summed over `data` alone;
-   without it they are complete, and only the sum of their squares, for the norm, joins the first bucket.
+1. Before differentiation, parameters are typed as varying over the axes of the batch. Autodiff then leaves every
+   gradient local, and nothing in the backward pass communicates.
+2. The gradients of several microbatches are first summed locally, so a step has one reduction for any number of
+   microbatches.
+3. There is one all-reduce per bucket. A bucket is the set of gradients that still have to be summed over the same axes.
+   Under data parallelism alone, the only bucket holds all gradients, together with the sum of the loss and its weight.
+   Under FSDP, backward already sums the sharded gradients over `fsdp`. With `data`, these form a second bucket, summed
+   over `data` alone. Without `data`, they are complete: only the sum of their squares, which the norm needs, joins the
+   first bucket.
 4. The sums are divided once, by the weight of the whole global batch.
 
-Bytes: the size of the parameters in the reduce dtype, 8 more for loss and weight; a ring moves 2 (N - 1) / N of that
-in and out of each device. Compute-bound while the tokens of one device B / N > C / W, with C the FLOP/s of a device and
-W its bytes/s into the network (float32 gradients, 2-byte compute; overlap with backward assumed).
+Bytes: the size of the parameters in the reduce dtype, plus 8 for the loss and its weight. A ring all-reduce moves
+2 (N - 1) / N of that into and out of each device. The step is compute-bound if the tokens per device B / N exceed
+C / W, where C is a device's FLOP/s and W its network bandwidth in bytes/s (float32 gradients, 2-byte compute, and
+communication that overlaps backward).
 
 Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", sections 3 and 4.
 """

@@ -1,7 +1,7 @@
 """Local steps (DiLoCo): each group along `data` trains its own copy, and every H steps the copies are averaged.
 
-Use it if the link between groups of devices, such as two buildings, is too slow for gradients in every step.
-It changes the training: compare losses over a few hundred steps before you trust it with a long run.
+Use it if the link between groups of devices, such as two buildings, is too slow for gradients in every step. It changes
+the training: compare losses over a few hundred steps before you use it for a long run.
 
 Syntax, for a parameter W, its copy V on each of the N groups of `data`, an outer momentum M, and H = `local_steps`:
 
@@ -9,21 +9,23 @@ Syntax, for a parameter W, its copy V on each of the N groups of `data`, an oute
     every H    A[D, F] = all-reduce over data of (W[D, F] - V[data; D, F]) / N    on the critical path, once in H steps
                M = mu M + A;  W = W - lr (A + mu M);  V[data; D, F] = W           no communication
 
-1. A group sums gradients over all axes but `data`, divides by the weight of its own rows, clips by its own norm, and
-   updates its copy with the config's optimizer. The state of that optimizer, too, is each group's own.
-2. `TrainState.params` are the shared parameters W, which evaluation, samples and reports use. They are updated at every
-   multiple of H steps, by SGD with Nesterov momentum on A, the mean change of the copies.
-3. V and M are in `TrainState.extra`; everything is laid out as the parameter, V and its optimizer state with a leading
-   dim over `data`. A device holds 2 more copies of its shard of the parameters than under data parallelism: V and M.
-4. The loss, its weight and the norm cross `data` in every step, so that all groups report the same.
+1. A group sums gradients over all axes except `data`, divides them by the weight of its own rows, clips them by their
+   own norm, and updates its copy with the config's optimizer. Each group also has its own optimizer state.
+2. `TrainState.params` are the shared parameters W, which evaluation, samples and reports use. They are updated after
+   every H steps, by SGD with Nesterov momentum on A, the mean change of the copies.
+3. V and M are in `TrainState.extra`. Both have the layout of the parameter; V and its optimizer state also have a
+   leading dim split over `data`. A device holds two more copies of its shard of the parameters, V and M, than under
+   data parallelism.
+4. The loss, its weight and the norm are reduced over `data` in every step, so that all groups report the same values.
 
-Bytes: the size of a shard of the parameters in the reduce dtype every H steps, which is 1 / H of data parallelism's,
-and 12 a step. Compute-bound while the tokens of one device in H steps, H B / N, exceed C / W: a network H times slower
-does. `cost` and the census speak of the steps that end a round; the others do without the large all-reduce.
+Bytes: the size of a shard of the parameters in the reduce dtype every H steps, 1 / H of the bytes of data parallelism,
+and 12 bytes per step. The step is compute-bound if the tokens of one device in H steps, H B / N, exceed C / W, so a
+network may be H times slower. `cost` and the census describe the steps that end a round; the others do not have the
+large all-reduce.
 
-With H = 1, lr = 1, mu = 0 and SGD inside, this is data parallelism for groups of equal weight. Otherwise losses differ
-from one device's by design. It composes with fsdp, tensor, context, expert, pipe and accumulation; with ZeRO stages
-and compression it does not.
+With H = 1, lr = 1, mu = 0 and SGD as the inner optimizer, this is data parallelism for groups of equal weight.
+Otherwise losses differ from those of one device by design. It composes with fsdp, tensor, context, expert, pipe and
+accumulation, but not with ZeRO stages or compression.
 
 Source: Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models", algorithm 1; Stich
 2019, "Local SGD Converges Fast and Communicates Little", algorithm 1.
@@ -89,12 +91,12 @@ def extra_table(table: LayoutTable) -> LayoutTable:
 def outer_step(
     params: Params, copies: Params, momentum: Params, step: Array, plan: ShardingPlan
 ) -> tuple[Params, Params, Params]:
-    """Ends a round if one is due: updates the shared parameters, and sets every group's copy to them.
+    """At the end of a round, updates the shared parameters and sets every group's copy to them.
 
     Args:
         params: This device's shards of the shared parameters.
-        copies: Its shards of its group's copy, after the inner update.
-        momentum: Its shards of the outer momentum.
+        copies: This device's shards of its group's copy, after the inner update.
+        momentum: This device's shards of the outer momentum.
         step: The number of completed steps, including this one.
         plan: The resolved plan of the run.
 
@@ -129,7 +131,7 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
 
 
 def check(plan: ShardingPlan) -> list[str]:
-    """Rejects parameters that are split over `data`, so that groups would not have their own copies."""
+    """Rejects parameters that are split over `data`: a group would not have a whole copy of them."""
     if not plan.local_steps:
         return []
     return [

@@ -1,37 +1,39 @@
-"""Expert parallel: the experts of a mixture live on different devices, and positions travel to theirs and back.
+"""Expert parallel: the experts of a mixture are on different devices; positions are sent to their experts and back.
 
-Use it if the experts of a mixture do not fit on one device, on the fastest links: blocks wait for its all-to-alls.
+Use it if the experts of a mixture do not fit on one device. Put it on the fastest links, since every block waits for
+its all-to-alls.
 
 Syntax, for rows B split over the axis `expert` of size X (as over data and fsdp), N = B_expert x L positions on one
 device, k experts for each position out of E, and R rows of a buffer for each pair of devices:
 
     route      Choice[N, k], Gate[N, k] = top-k of softmax(x[N, D] . Wr[D, E])                 no communication
     dispatch   In[X, R, D] = rows of x, by the device of their expert, then by expert
-               In[X, R, D] = all-to-all over expert of In, and of how many for each expert    critical path
-    compute    Out[X, R, D] = In . expert_e, each block of rows by its own                     no communication
+               In[X, R, D] = all-to-all over expert of In, and of the number of rows per expert    critical path
+    compute    Out[X, R, D] = In . expert_e, each block of rows with its own expert            no communication
     combine    Out[X, R, D] = all-to-all over expert of Out                                    critical path
                y[N, D] = sum over k of Gate[N, k] x the row of Out for it
     backward   the transposes: two all-to-alls of the same buffers                             critical path
-               dW[E_expert, ...]                              complete over expert: every position came here
+               dW[E_expert, ...]                    complete over expert: every position was processed here
 
-1. Each device holds E / X experts and never gathers the others. Their gradients lack no sum over `expert`; those of
-   everything else (attention, norms, the router) do, since rows are split over the axis.
-2. Sizes in a compiled program cannot depend on data, so a buffer has R rows whatever the router chooses
-   (`buffer_of`). With a capacity C for each expert and row, R is E / X experts x B x C. Positions over the capacity are
-   dropped, and only the residual stream carries them. Without it (dropless), R is the worst case: N x min(k, E / X).
-3. Rows in a buffer are grouped by expert, and groups begin blocks (`blocks/grouped_experts.py`). Only blocks that
-   are not empty are computed: the worst case costs memory and bytes, not operations. E integers count each group's
-   rows.
-4. Positions split over `tensor` are gathered before they are dispatched and scattered after they are combined, like
-   those of any MLP. The devices along `tensor` hold columns of the same experts: each sends the same buffers.
-5. Positions split over `context` stay: capacity counts along a row, so choices (k integers each) are gathered first.
+1. Each device holds E / X experts and never gathers the others. Their gradients are already complete over `expert`. All
+   other gradients (attention, norms, the router) must still be summed over it, because rows are split over the axis.
+2. Sizes in a compiled program cannot depend on data, so a buffer has R rows for any choice of the router (`buffer_of`).
+   With a capacity C for each expert and row, R is E / X experts x B x C. Positions over the capacity are dropped, and
+   only the residual stream carries them. Without a capacity (dropless), R is the worst case: N x min(k, E / X).
+3. Rows in a buffer are grouped by expert, and each group starts a new block (`blocks/grouped_experts.py`). Empty blocks
+   are not computed, so the worst case costs memory and bytes but no operations. E integers hold the number of rows in
+   each group.
+4. Positions split over `tensor` are gathered before the dispatch and scattered after the combine, as for any MLP. The
+   devices along `tensor` hold columns of the same experts, so each sends the same buffers.
+5. Positions split over `context` stay on their devices. Capacity counts along a whole row, so the choices (k integers
+   per position) are gathered first.
 
-Bytes a block and microbatch: 4 all-to-alls of X x R x D elements in the compute dtype, two forward and two backward,
-and 4 E bytes of counts; (X - 1) / X of it leaves the device. With capacity factor c, X x R is about c k N; dropless it
-is X N min(k, E / X), up to X / c times more, of which only k N rows hold something (an all-to-all of ragged parts,
-where a backend has it, would not send the rest). Compute-bound where the products of an expert outlast the moves:
-3 F / (2 c) > C / W with F the width of an expert, C the FLOP/s of a device and W its bytes/s into the network (2-byte
-elements, three products, every row sent there and back); dropless with c = X min(k, E / X) / k.
+Bytes per block and microbatch: 4 all-to-alls of X x R x D elements in the compute dtype, two in forward and two in
+backward, and 4 E bytes of counts. (X - 1) / X of that leaves the device. With capacity factor c, X x R is about c k N.
+Dropless, it is X N min(k, E / X), up to X / c times as much, of which only k N rows are used (an all-to-all of ragged
+parts, if a backend has one, would not send the rest). The step is compute-bound if the products of an expert take
+longer than the transfers: 3 F / (2 c) > C / W, where F is the width of an expert, C a device's FLOP/s and W its network
+bandwidth in bytes/s (2-byte elements, three products, every row sent both ways). Dropless, use c = X min(k, E / X) / k.
 
 Source: Lepikhin et al. 2020, "GShard", sections 2.2 (capacity of a group, auxiliary loss) and 3.1 (dispatch); Fedus et
 al. 2021, "Switch Transformers", section 2.2; Zoph et al. 2022, "ST-MoE", section 3.3 (z-loss); Gale et al. 2022,
@@ -111,7 +113,7 @@ class Buffer(NamedTuple):
 
     Attributes:
         devices: X, the number of devices along the axis.
-        experts: e = E / X, the number of experts on each.
+        experts: e = E / X, the number of experts on each device.
         rows: R, the number of rows for each device; a multiple of `block`.
         block: m, the number of rows in a block; each expert's rows start a new one.
     """
@@ -125,7 +127,8 @@ class Buffer(NamedTuple):
 def buffer_of(config: ExpertConfig, *, experts: int, top_k: int, positions: int, limit: int) -> Buffer:
     """Returns the smallest buffer that fits any choice of the router.
 
-    Blocks are a quarter of an expert's share of the positions, within limits: padding then costs one eighth.
+    A block has a quarter of an expert's average number of positions, between MIN_BLOCK and MAX_BLOCK. Padding then adds
+    one eighth on average.
 
     Args:
         config: The strategy's options, X = `size`.
@@ -179,10 +182,10 @@ def placement(buffer: Buffer, expert_Nk: Array, kept_Nk: Array) -> Placement:
 
 
 def places(expert_Bn: Array, counted_Bn: Array | None, experts: int) -> tuple[Array, Array]:
-    """Counts, for each choice, the earlier choices of its line for the same expert, and all choices for each expert.
+    """Counts, for each choice, the earlier choices of the same expert in its row, and all choices of each expert.
 
     Args:
-        expert_Bn: The chosen experts, int32 (B, n); each line is counted separately.
+        expert_Bn: The chosen experts, int32 (B, n); each row is counted separately.
         counted_Bn: The choices to count, bool (B, n); None = all.
         experts: E, the number of experts.
 
@@ -218,27 +221,28 @@ def dispatch(placed: Placement, x_ND: Array) -> tuple[Array, Array]:
 
 
 def combine(placed: Placement, y_MD: Array) -> Array:
-    """Returns the results of experts to their positions: (X * R, D) to (N, k, D), zeros for dropped choices."""
+    """Sends the results of experts back to their positions: (X * R, D) to (N, k, D), zeros for dropped choices."""
     y_MD = _exchange(y_MD, placed.buffer.devices)
     y_nD = _take_rows(y_MD, placed.row_Nk.reshape(-1), placed.choice_M[:, None])
     return y_nD.reshape(*placed.row_Nk.shape, -1)
 
 
 def _exchange(x_M: Array, devices: int) -> Array:
-    """Sends part i of dim 0 to device i, and receives part i from device i. It is its own transpose."""
+    """Sends part i of dim 0 to device i, and receives part i from device i; the transpose is the same operation."""
     return x_M if devices == 1 else lax.all_to_all(x_M, AXIS, split_axis=0, concat_axis=0, tiled=True)
 
 
 @jax.custom_vjp
 def _take_rows(x_ND: Array, row_M: Array, back_Nk: Array) -> Array:
-    """Takes rows of an array by index, with zeros for indices past its end.
+    """Takes rows of an array by index; an index past the end gives zeros.
 
-    Since the inverse is given too, backward takes rows as well, instead of the scatter-add of autodiff.
+    The inverse indices are given too, so that backward also takes rows instead of the scatter-add of autodiff.
 
     Args:
         x_ND: The array, (N, D).
         row_M: The indices, int32 (M,): y[m] = x[row[m]].
-        back_Nk: The inverse, int32 (N, k): the rows of y taken from row n of x; past its end for none.
+        back_Nk: The inverse, int32 (N, k): the rows of y that are copies of row n of x; unused entries are past the
+            end of y.
     """
     return jnp.take(x_ND, row_M, axis=0, mode="fill", fill_value=0)
 

@@ -1,4 +1,4 @@
-"""Fully sharded data parallel (ZeRO-3): parameters, gradients and optimizer state live in shards.
+"""Fully sharded data parallel (ZeRO-3): parameters, gradients and optimizer state are stored in shards.
 
 Use it if the state does not fit on one device. It works with any model. If the network between hosts is slow, keep the
 axis inside a host, with `data` between hosts. If a device would get less than one row, use `tensor` or `context` too.
@@ -13,29 +13,30 @@ Syntax, for a product `x W` with rows B and parameters both split over the axis 
     update     on the shards alone                                                no communication
 
 1. A parameter is stored split along one dim. Just before its block runs, each device casts its shard to the compute
-   dtype and gathers the others': 2-byte weights cross the network where compute is bfloat16.
-2. The gathered copy is not kept. `jax.checkpoint` gathers again when backward reaches the block: what a gradient is
-   computed from (`blocks/backward_gathers.py`). A bias that is only added is not gathered again, and neither is a
-   frozen matrix if its merged copy is kept.
-3. The gradient of a gather is a reduce-scatter. `attach` defines it explicitly, because autodiff's would sum in the
-   compute dtype; this one sums in the reduce dtype, and each device receives its shard of the sum.
-4. Parameters smaller than a floor stay whole, since a gather costs its latency however little it moves, and so do
-   those of which N divides no dim. Their gradients are summed with the loss in the one all-reduce of `data.py`. If no
-   parameter reaches the floor, there is none.
-5. The embedding and the head are gathered once a step and kept through all its microbatches; only their gradients are
-   scattered once for each. A model without blocks is treated alike: write it as embed / block / head to drop more.
+   dtype and gathers the other shards. With bfloat16 compute, the network therefore carries 2-byte weights.
+2. The gathered copy is dropped after use. When backward reaches the block, `jax.checkpoint` gathers again the
+   parameters that some gradient depends on (`blocks/backward_gathers.py`). It does not gather a bias that is only
+   added, or a frozen matrix if its merged copy is kept.
+3. The gradient of a gather is a reduce-scatter. `attach` defines it explicitly, because the one from autodiff would sum
+   in the compute dtype. This one sums in the reduce dtype, and each device receives its shard of the sum.
+4. Parameters smaller than a floor stay whole, because a gather has a latency that does not depend on its size.
+   Parameters without a dim that N divides stay whole too. Their gradients are summed with the loss in the one
+   all-reduce of `data.py`. If no parameter reaches the floor, no floor applies.
+5. The embedding and the head are gathered once per step and kept for all its microbatches; only their gradients are
+   reduce-scattered for each microbatch. A model without blocks is handled in the same way. Write it as embed / block /
+   head to hold fewer gathered parameters at a time.
 
-Together with `data` this is HSDP: each group of `fsdp` devices holds one copy, and the summed shards of gradients are
-summed again over `data`, 1 / N of the bytes, after all microbatches.
+Together with `data` this is HSDP: each group of `fsdp` devices holds one copy of the state. After all microbatches, the
+summed shards of the gradients are summed again over `data`, which moves 1 / N of the bytes.
 
 Together with an axis that is left to XLA (`tensor` by layout rules), each device gathers and scatters only its part of
 a parameter over that axis (`collectives.keep_split`). If both split the same dim, XLA gathers over both.
 
-Bytes a step, for each sharded parameter of a block with P elements: forward and backward gathers P x compute width
-each, reduce-scatter P x reduce width; a ring moves (N - 1) / N of that in and out of a device. Each microbatch repeats
-it. Outside the blocks: one gather a step, one reduce-scatter a microbatch. On the critical path unless the compiler
-starts the next gather early. Compute-bound while the tokens of one device exceed C / W (FLOP/s over bytes/s), as for
-data parallelism with 1.5 times its bytes.
+Bytes per step, for each sharded parameter of a block with P elements: the gathers in forward and in backward move
+P x compute width each, the reduce-scatter P x reduce width. A ring moves (N - 1) / N of that into and out of a device.
+Each microbatch repeats all three. Outside the blocks, there is one gather per step and one reduce-scatter per
+microbatch. All are on the critical path unless the compiler starts the next gather early. The step is compute-bound if
+the tokens per device exceed C / W (FLOP/s over bytes/s), as for data parallelism with 1.5 times its bytes.
 
 Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5.3;
 Zhao et al. 2023, "PyTorch FSDP", sections 3.2 and 3.3.
@@ -60,7 +61,7 @@ from .plan import MeshPlan, Parameter, ShardingPlan, as_stored, splits_nothing, 
 
 AXIS = "fsdp"
 DIVIDES_NO_DIM = "divides no dim"
-"""Ends the reason of a parameter that stays whole because N divides none of its dims."""
+"""The end of the reason for a parameter that stays whole because N does not divide any of its dims."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +71,12 @@ class FSDPConfig:
     size: int = 1
     """Devices over which one copy of the state is split; rows of a batch are split over them too; -1 = the rest."""
     floor_bytes: Annotated[int, Ge(0)] = 16384
-    """Parameters with fewer bytes (in one block, if blocks are stacked) stay whole; ignored if all would."""
+    """Parameters with fewer bytes (in one block, if blocks are stacked) stay whole; ignored if all parameters would."""
     keep: Literal["block", "step"] = "block"
-    """Lifetime of gathered blocks: while one runs (gathered again in backward), or all of them for the entire step."""
+    """Lifetime of gathered blocks: `block` keeps one while it runs, and gathers it again in backward; `step` keeps all
+    for the entire step."""
     prefetch: Annotated[int, Ge(0), Le(1)] = 0
-    """Blocks gathered in advance, 0 or 1: 1 hides the gather, and needs memory for one more block."""
+    """Blocks gathered in advance, 0 or 1: 1 hides the gather, but needs memory for one more block."""
 
     def __post_init__(self) -> None:
         useless = self.keep == "step" and self.prefetch == 1
@@ -125,12 +127,12 @@ def check(plan: ShardingPlan) -> list[str]:
 
 
 def gather(params: Any, layouts: Any, axes: tuple[str, ...], precision: Precision) -> Any:
-    """Casts parameters to the compute dtype and makes the sharded ones whole. It has no gradient, see `attach`.
+    """Casts parameters to the compute dtype and gathers the sharded ones. Not differentiable: see `attach`.
 
     Args:
         params: The per-device parameters inside `shard_map`, varying over the mesh.
         layouts: Their `TensorLayout`s, a pytree of the same structure.
-        axes: The mesh axes that are gathered over.
+        axes: The mesh axes to gather over.
         precision: The compute dtype.
 
     Returns:
@@ -153,12 +155,12 @@ def attach(params: Any, whole: Any, layouts: Any, axes: tuple[str, ...], precisi
         params: Per-device parameters, as given to `gather`, or `whole_carriers`; None in place of frozen ones.
         whole: The result of `gather` for all of them.
         layouts: The parameters' `TensorLayout`s.
-        axes: The mesh axes that are gathered over.
-        precision: The dtype of the reduce-scatter, and the parameters' own.
+        axes: The mesh axes to gather over.
+        precision: The dtypes of the reduce-scatter and of the parameters.
 
     Returns:
         `whole`, with gradients that are reduce-scattered in the reduce dtype along every gathered dim, except those of
-        whole carriers. A parameter that is whole on every device is only cast, and differentiated by autodiff.
+        whole carriers. A parameter that is whole on every device is only cast; autodiff differentiates it.
     """
 
     def connect(value: Array, shard: Array | None, layout: TensorLayout) -> Array:
@@ -198,8 +200,8 @@ def scatter(gradients: Any, layouts: Any, axes: tuple[str, ...], precision: Prec
     Args:
         gradients: The per-device gradients of whole parameters; None in place of frozen ones.
         layouts: The `TensorLayout`s of their shards.
-        axes: The mesh axes that were gathered over.
-        precision: The dtype of the reduce-scatter, and the parameters' own.
+        axes: The mesh axes of the gathers.
+        precision: The dtypes of the reduce-scatter and of the parameters.
     """
 
     def one(layout: TensorLayout, leaf: Array | None) -> Array | None:
@@ -209,7 +211,7 @@ def scatter(gradients: Any, layouts: Any, axes: tuple[str, ...], precision: Prec
 
 
 def _gathered_dims(layout: TensorLayout, axes: tuple[str, ...]) -> list[tuple[int, tuple[str, ...]]]:
-    """Returns the dims of a parameter that are split over gathered axes, each with these axes."""
+    """Returns the dims of a parameter that are split over gathered axes, with the axes of each."""
     dims = [(dim, tuple(axis for axis in layout.axes_of_dim(dim) if axis in axes)) for dim in range(len(layout.axes))]
     return [(dim, names) for dim, names in dims if names]
 

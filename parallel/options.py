@@ -1,4 +1,4 @@
-"""The options of a step: checks against the types of their fields, from YAML and from Python, and the dtypes."""
+"""Checks of options dataclasses against the types of their fields, and the dtypes of a step."""
 
 import re
 import reprlib
@@ -23,7 +23,7 @@ MIN_FLOAT32, MAX_FLOAT32 = float(np.finfo(np.float32).smallest_normal), float(np
 PositiveFloat32: TypeAlias = Annotated[
     float, Ge(MIN_FLOAT32), Le(MAX_FLOAT32), WithJsonSchema({"type": "number", "exclusiveMinimum": 0})
 ]
-"""A positive number that devices read neither as 0 nor as infinite."""
+"""A positive number that is neither 0 nor infinite in float32."""
 RULES = {
     "int_type": "an integer",
     "float_type": "a number",
@@ -41,7 +41,7 @@ RULES = {
     "less_than": "less than {lt}",
     "too_long": "a list of {max_length} values",
 }
-"""Type of a pydantic error -> the rule."""
+"""Type of a pydantic error -> the end of `must be ...`."""
 
 
 def check_options(strategy: str, options: Any, problems: Iterable[str] = ()) -> None:
@@ -63,7 +63,7 @@ def check_options(strategy: str, options: Any, problems: Iterable[str] = ()) -> 
 
 
 def type_problems(section: str, options: Any) -> list[str]:
-    """Checks the fields of a dataclass with pydantic and converts them, see `validated`."""
+    """Converts the fields of a dataclass as `validated` does, and returns the error messages."""
     problems = []
     for field in fields(options):
         value, key = getattr(options, field.name), f"{section}.{field.name}"
@@ -79,12 +79,12 @@ def type_problems(section: str, options: Any) -> list[str]:
 
 
 def validated(kind: Any, value: Any, key: str) -> Any:
-    """Returns a value with NumPy's numbers and arrays as Python's, and lists as tuples.
+    """Checks a value, and returns it with NumPy numbers and arrays converted to Python's, and lists to tuples.
 
     Args:
-        kind: Its type, with its range: `Annotated[int, Ge(1)]`.
+        kind: The required type, with the range: `Annotated[int, Ge(1)]`.
         value: The value.
-        key: Its key, for messages.
+        key: The key of the value, for messages.
 
     Raises:
         UserError: The value does not have the type or is out of range.
@@ -113,7 +113,7 @@ def rule_of(error: ErrorDetails) -> str:
 
 
 def show_number(value: Any) -> str:
-    """Returns a number without a fraction of zero."""
+    """Formats a number; a float without a fraction looks like an integer."""
     if not isinstance(value, float):
         return str(value)
     return str(int(value)) if value.is_integer() and abs(value) < 2**53 else f"{value:.6g}"
@@ -150,16 +150,16 @@ class Precision:
     the floating-point arrays of a batch except "weights" and "targets". float16 cannot represent numbers below 6e-8, so
     the loss is scaled (loss_scale); bfloat16 has the range of float32, and does not need it."""
     reduce: Dtype = "float32"
-    """Dtype in which gradients are summed over devices. They are sums over rows, divided only afterwards:
+    """Dtype in which gradients are summed over devices. They are sums over rows, which are divided only afterwards, and
     float16 cannot represent numbers above 65504, so the loss is scaled (loss_scale)."""
     loss_scale: Literal["auto", "dynamic", "none"] | PositiveFloat32 = "auto"
-    """The factor of the loss before backward, by which gradients are divided afterwards: a number; dynamic: it is
-    halved, and the update skipped, if a gradient is not finite, and doubled after loss_scale_interval updates; none;
-    auto = dynamic if compute or reduce is float16 and params is not, otherwise none."""
+    """The factor of the loss before backward; gradients are divided by it afterwards. A number, dynamic, none or auto.
+    With dynamic, the scale is halved and the update skipped if a gradient is not finite, and the scale is doubled after
+    loss_scale_interval updates. auto = dynamic if compute or reduce is float16 and params is not, otherwise none."""
     loss_scale_initial: PositiveFloat32 = 32768.0
-    """The initial scale, under dynamic."""
+    """The initial scale, with dynamic."""
     loss_scale_interval: Annotated[int, Ge(1), Lt(2**31)] = 2000
-    """Consecutive updates after which the scale doubles, under dynamic."""
+    """Consecutive updates after which the scale doubles, with dynamic."""
 
     def __post_init__(self) -> None:
         problems = type_problems("precision", self)
@@ -185,16 +185,16 @@ class Precision:
 
 
 FLOAT32 = Precision()
-"""Everything in float32."""
+"""All dtypes float32."""
 
 
 NOT_NARROWED = ("weights", "targets")
-"""Arrays of a batch that never lose bits: sums of weights are counts, which bfloat16 represents only up to 256, and
-targets are compared with float32 or wider outputs."""
+"""Arrays of a batch that are never cast to fewer bits: sums of weights are counts, which bfloat16 represents exactly
+only up to 256, and targets are compared with float32 or wider outputs."""
 
 
 def cast_inputs(batch: Mapping[str, Array], dtype: str) -> dict[str, Array]:
-    """Casts the floating-point arrays of a batch like parameters; those in `NOT_NARROWED` only to wider dtypes."""
+    """Casts the floating-point arrays of a batch as parameters are cast; those in `NOT_NARROWED` only to more bits."""
 
     def wanted(name: str, array: Array) -> Any:
         is_float = jnp.issubdtype(array.dtype, jnp.floating)
@@ -209,10 +209,10 @@ def cast_floats(tree: Any, dtype: str) -> Any:
 
 
 def cast_float(leaf: Array, dtype: Any) -> Array:
-    """Casts one array if it is of a floating-point dtype."""
+    """Casts one array if its dtype is floating-point."""
     return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
 
 def scaled(value: Array, scale: Array | None) -> Array:
-    """Multiplies a sum of the loss, or a divisor of its gradients, by the loss scale; None means 1."""
+    """Multiplies a sum of the loss, or the divisor of its gradients, by the loss scale; None means 1."""
     return value if scale is None else value * scale

@@ -1,8 +1,8 @@
-"""Pipeline parallel: the layers live on different devices, and microbatches pass through them one behind the other.
+"""Pipeline parallel: each device holds some of the layers, and microbatches pass through the devices in sequence.
 
-Use it between hosts, if the network is too slow for the traffic of `fsdp` or `tensor`: a stage sends one microbatch of
-activations to its neighbor. It needs a model in blocks, and several microbatches for each stage: under
-`1f1b` a stage is idle for (S - 1) / (M + S - 1) of a step.
+Use it between hosts if the network is too slow for the traffic of `fsdp` or `tensor`: a stage sends only the
+activations of one microbatch to its neighbor. It needs a model in blocks, and several microbatches for each stage:
+under `1f1b`, a stage is idle for (S - 1) / (M + S - 1) of a step.
 
 Syntax, for blocks stacked on dim 0, split over the axis `pipe` of size S, and a batch split into M microbatches:
 
@@ -10,36 +10,40 @@ Syntax, for blocks stacked on dim 0, split over the axis `pipe` of size S, and a
     In[M, B, D] {stage s}  ->  Out[M, B, D] {stage s + 1}        ppermute over pipe, at every tick
 
 A schedule lists the action of each stage at each tick: forward of one microbatch (F), backward to the input (B),
-backward to the weights (W), or forward again (R). `schedule/schedule_table.py` defines the table, and
+backward to the weights (W), or recomputed forward (R). `schedule/schedule_table.py` defines the table, and
 `schedule/builders.py` builds the schedules and documents their times. `blocks/split_backward.py` splits a block into F,
 B and W, and `executor/pipeline_loss.py` runs the ticks: all stages run one program.
 
-1. At the end of a tick each stage sends what it made up (activations) and down (gradients): two permutes of one
-   microbatch's activations, whether there is something to send or not. The receiver's timetable determines what to
-   keep. In the "v" both kinds travel both ways; nothing else changes.
-2. The residuals of a forward stay on the stage, in buffers with the size of the schedule's peak. With
-   `recompute` only the stage's input stays, and R makes the rest just before B.
-3. Embedding and head are the same on all stages. The embedding runs on the stage of the first piece, in its F; the
-   head runs on that of the last, forward and backward in its B. Each stage has the gradients of what it ran, and zeros
-   for the rest; one all-reduce over `pipe`, together with the loss, adds them up. A table that both share needs nothing
-   more.
-4. FSDP gathers the parameters of a block in every F, R and B: 2 M or 3 M times a step, or once with
-   `strategy.fsdp.keep: step`. A stage adds up whole gradients in the parameters' dtype, 4 bytes for each parameter of
-   its blocks, embedding and head, and FSDP scatters them once a step. With `scatter: microbatch` it keeps only shards,
-   and FSDP scatters them M times: in every W, and in every B of the embedding and the head.
-5. With `embed_and_head: split`, a stage stores a part of what is outside the blocks, and has the whole for a step:
+1. At the end of a tick, stages send activations up and gradients down: permutes of one microbatch's activations. On
+   GPUs, a stage sends only what its neighbor reads; on simulated devices, every stage sends both in every tick. The
+   receiver's timetable determines what to keep. In the "v" placement, both activations and gradients travel in both
+   directions; nothing else changes.
+2. The residuals of a forward stay on the stage, in buffers with the size of the schedule's peak. With `recompute`, only
+   the stage's input stays, and R recomputes the rest just before B.
+3. All stages hold the same embedding and head. The embedding runs in F on the stage of the first chunk. The head runs,
+   forward and backward, in B on the stage of the last chunk. Each stage has the gradients of the parts that it ran and
+   zeros for the others; one all-reduce over `pipe`, together with the loss, sums them. A table that embedding and head
+   share needs no further communication.
+4. FSDP gathers the parameters of a block in every F, R and B: 2 M or 3 M times per step, or once with
+   `strategy.fsdp.keep: step`. A stage sums whole gradients in the parameters' dtype, 4 bytes for each parameter of its
+   blocks, embedding and head, and FSDP scatters the sums once per step. With `scatter: microbatch` a stage keeps only
+   shards, and FSDP scatters M times: in every W, and in every B of the embedding and the head.
+5. With `embed_and_head: split`, each stage stores a shard of the parameters outside the blocks, and gathers them for
+   the step:
 
-       before    W[V, D] = all-gather over pipe of W[V_pipe, D]             in the parameters' dtype, once a step
-       after     dW[V_pipe, D] = reduce-scatter over pipe of dW[V, D]       in the reduce dtype, once a step
+       before    W[V, D] = all-gather over pipe of W[V_pipe, D]             in the parameters' dtype, once per step
+       after     dW[V_pipe, D] = reduce-scatter over pipe of dW[V, D]       in the reduce dtype, once per step
 
-   Parameters, gradients after the step and the optimizer's state take 1 / S of the memory. The two replace the
-   all-reduce of these gradients and move as much, if parameters are as wide as their gradients. The axis is the
-   innermost of a dim: FSDP gathers what comes out of the gather over pipe, and scatters before the scatter.
-   (Rajbhandari et al. 2020, "ZeRO", section 5.1, with stages for data.)
+   Parameters, gradients after the step and the optimizer's state take 1 / S of the memory. The two collectives replace
+   the all-reduce of these gradients, and move as many bytes if parameters are as wide as their gradients. `pipe` is
+   the innermost axis of a dim: FSDP gathers the result of the gather over `pipe`, and scatters before the scatter over
+   `pipe`. (Rajbhandari et al. 2020, "ZeRO", section 5.1, with stages for data.)
 
-Bytes: ticks x (up + down), each one microbatch of activations B L D / M in its own dtype; both are on the critical
-path, since the next tick starts with what they bring. Compute-bound while a piece's forward 2 B L P / M (P parameters a
-piece) takes longer than that: P / D > C / W, with C the FLOP/s of a device and W its bytes/s to its neighbor.
+Bytes: M activations up and M gradients down for each pair of neighbors, where each has B L D / M elements in its own
+dtype; on simulated devices, one of each in every tick. Both
+are on the critical path, since the next tick needs them. The step is compute-bound if the forward of a chunk with P
+parameters, 2 B L P / M operations, takes longer than a transfer: P / D > C / W, where C is a device's FLOP/s and W its
+bandwidth to a neighbor in bytes/s.
 
 Sources: Huang et al. 2019, "GPipe", section 2.3; Narayanan et al. 2021, "Efficient Large-Scale Language Model Training
 on GPU Clusters", section 2.2; Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2.
@@ -81,9 +85,9 @@ class PipelineConfig:
     """Microbatches M, at least S, that a device's rows are split into; 0 = 2 S. More microbatches mean less idle
     time."""
     virtual: int = 0
-    """Pieces V of the model on each stage; 0 = the default of the schedule."""
+    """Chunks V of the model on each stage; 0 = the default of the schedule."""
     layers: tuple[int, ...] = ()
-    """Layers of each of the S x V pieces, in the order of the model; empty = as even as possible."""
+    """Layers of each of the S x V chunks, in the order of the model; empty = as even as possible."""
     embed_and_head: Literal["whole", "split"] = "whole"
     """Storage of embedding and head: whole on each stage, or split over the stages and gathered in each step."""
     scatter: Literal["step", "microbatch"] = "step"
@@ -104,7 +108,7 @@ reduce = summed_elsewhere
 
 
 def layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
-    """Returns the layout of one parameter: blocks on their stages; embedding and head whole, or split along a dim."""
+    """Returns the layout of one parameter: blocks split over stages; embedding and head whole, or split along a dim."""
     if plan.pipeline is None:
         return placed, ""
     if parameter.stacked:
@@ -119,7 +123,7 @@ def splits_embed_and_head(plan: MeshPlan) -> bool:
 
 
 def used_layout(path: str, layout: TensorLayout) -> TensorLayout:
-    """Returns the layout of a parameter within a step: outside the blocks, nothing is split over `pipe`."""
+    """Returns the layout of a parameter within a step: outside the blocks, no parameter is split over `pipe`."""
     if in_blocks(path) or _dim(layout) is None:
         return layout
     return without_axes(layout, (AXIS,))
@@ -135,7 +139,7 @@ def begin(params: Params, plan: ShardingPlan) -> Params:
 
 
 def finish(gradients: Params, plan: ShardingPlan) -> Params:
-    """Sums gradients of parameters outside the blocks over the stages; each stage keeps its part."""
+    """Sums the gradients of parameters outside the blocks over the stages; each stage keeps its shard."""
 
     def scatter(leaf: Array, dim: int) -> Array:
         summed = leaf.astype(plan.options.precision.reduce)
@@ -200,7 +204,7 @@ def make_pipeline(config: PipelineConfig, num_blocks: int) -> Pipeline:
 
 
 def _check_recomputed(schedule: Schedule) -> None:
-    """Checks that all forwards are recomputed, or none: all forwards leave the same residuals."""
+    """Checks that all forwards are recomputed or none: every forward must keep the same residuals."""
     kinds = Counter(action.kind for _, _, action in schedule.actions())
     forwards, recomputed = kinds[Kind.FORWARD], kinds[Kind.RECOMPUTE]
     if 0 < recomputed < forwards:

@@ -1,6 +1,6 @@
 """The resolved plan of a run: the role of each mesh axis, the layout of every parameter, and the options of its step.
 
-`MeshPlan` is known before any parameter has a layout; `lay_out` returns a `ShardingPlan`. Strategies read it.
+`MeshPlan` is the part that is known before the layouts of parameters. `lay_out` returns the full `ShardingPlan`.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,7 +26,7 @@ from .schedule.timetable import Pipeline
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """The options of a step, see `build_step`; a plan has these defaults until a step is built from it."""
+    """The options of a step, see `build_step`; before a step is built, a plan has these defaults."""
 
     accumulate: int = 1
     clip_norm: float = 0.0
@@ -37,7 +37,7 @@ class StepOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class MeshPlan:
-    """The roles of the mesh axes for one model, known before any parameter has a layout.
+    """The roles of the mesh axes for one model, which do not depend on the layouts of parameters.
 
     Attributes:
         mesh: The mesh.
@@ -65,7 +65,7 @@ class MeshPlan:
         return self.mesh.axis_size(axis) if axis in self.mesh.axis_names else 1
 
     def in_force(self, axis: str, option: str, otherwise: Any) -> Any:
-        """Returns an option of a strategy if its axis has several devices, otherwise `otherwise`."""
+        """Returns an option of a strategy if its axis has more than one device, otherwise the value `otherwise`."""
         return getattr(self.configs.get(axis), option, otherwise) if self.mesh_size(axis) > 1 else otherwise
 
     @property
@@ -75,7 +75,7 @@ class MeshPlan:
 
     @property
     def local_steps(self) -> int:
-        """The steps that groups along `data` train separately; 0 if they train together."""
+        """The number of steps for which groups along `data` train separately; 0 if they train together."""
         return self.in_force("data", "local_steps", 0)
 
     @property
@@ -105,7 +105,7 @@ class MeshPlan:
 
     @property
     def eval_rows(self) -> RowSplit:
-        """The split of the rows of an evaluation batch: over devices only."""
+        """The split of the rows of an evaluation batch, over devices only."""
         return RowSplit({axis: self.mesh.axis_size(axis) for axis in self.batch_axes})
 
     def rows(self, accumulate: int) -> RowSplit:
@@ -166,7 +166,7 @@ class ShardingPlan(MeshPlan):
 
     @cached_property
     def trained(self) -> "ShardingPlan":
-        """The plan for the trained parameters: its tables have None in place of the frozen ones, like gradients."""
+        """The plan of the trained parameters: like gradients, its tables have None in place of frozen ones."""
 
         def trained_rows(table: LayoutTable) -> LayoutTable:
             rows = tuple(row for row in table.rows if row.path not in self.frozen)
@@ -186,7 +186,7 @@ class ShardingPlan(MeshPlan):
 
     @property
     def exact(self) -> "ShardingPlan":
-        """The plan without local steps and compression: with the gradients of a single device."""
+        """The plan without local steps and compression, so that its gradients equal those of one device."""
         if not self.local_steps and not self.compressed:
             return self
         data = replace(self.configs["data"], local_steps=0, compress="none")
@@ -235,7 +235,7 @@ class Parameter(NamedTuple):
 
 
 class Reduced(NamedTuple):
-    """The values that the strategies reduce in turn at the end of a backward pass.
+    """The values that the strategies reduce, one after another, at the end of a backward pass.
 
     Attributes:
         gradients: The gradients after `finish`.

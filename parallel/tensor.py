@@ -1,7 +1,7 @@
-"""Tensor parallel: products of matrices split over devices, and the positions between them split too.
+"""Tensor parallel: matrix products are split over devices, and so are the positions between them.
 
-Use it inside a host, if layers are wide, or if there are more devices than rows. Its collectives lie on the
-critical path of every block, so across a slow network it costs more than any other axis.
+Use it inside a host if layers are wide or if there are more devices than rows. Its collectives are on the critical path
+of every block, so over a slow network it costs more than any other axis.
 
 Syntax, for the two products of an MLP (or of attention) with rows B, positions L and the axis `tensor` of size T:
 
@@ -12,25 +12,27 @@ Syntax, for the two products of an MLP (or of attention) with rows B, positions 
     backward   the transposes: an all-gather of dy, a reduce-scatter of dx        critical path
                dWi, dWo                                                           local to the shards, complete
 
-1. Between the products every device keeps its own L / T positions: norms, dropout and the residual stream are computed
-   once, not T times, and an all-reduce becomes the two halves that it is made of.
-2. Query, key and value (gate and up) share one gather.
-3. Heads are not divided. Key-value heads are split if T divides them; otherwise each device computes those that its
-   query heads read, from weights that every device holds (`key_value_rule`).
-4. The embedding and the head are split over the vocabulary. A device looks up the tokens of its part, zeros elsewhere,
-   and the sum is reduce-scattered over positions. In the loss, each device holds L x V / T logits; the largest (not
-   differentiated), the sum of exponentials and the target's logit are combined over devices, the last two by a
-   reduce-scatter that leaves every device the losses of its own positions: shares that add up to the loss.
-5. The gradient of a parameter that is whole on every device (a norm) is a partial sum over the device's positions;
-   `data.py` adds it up once a step.
-6. `collective_matmul` walks the gather and the scatter in T - 1 steps of a bidirectional ring, each hidden behind the
-   product of the part at hand (`xla/collective_matmul.py`).
+1. Between the products, every device keeps its own L / T positions. Norms, dropout and the residual stream are
+   therefore computed once instead of T times, and each all-reduce is replaced by its two halves.
+2. Query, key and value (or gate and up) share one gather.
+3. A head is never divided. Key-value heads are split if T divides their number. Otherwise each device computes the ones
+   that its query heads read, from weights that every device holds (`key_value_rule`).
+4. The embedding and the head are split over the vocabulary. For the embedding, a device looks up the tokens of its own
+   part and uses zeros for the others; the sum is reduce-scattered over positions. For the loss, each device holds
+   L x V / T logits. Devices combine the largest logit (which is not differentiated), the sum of exponentials and the
+   target's logit. A reduce-scatter combines the last two, so every device gets the losses of its own positions. These
+   are shares that add up to the loss.
+5. The gradient of a parameter that every device holds whole (a norm) is a partial sum over the device's positions;
+   `data.py` sums it once per step.
+6. With `collective_matmul`, the gather and the scatter run as T - 1 steps of a bidirectional ring. The product of the
+   part that has already arrived hides each step (`xla/collective_matmul.py`).
 
-Bytes a block and microbatch in the compute dtype: 2 gathers and 2 scatters of B x L x D forward, as many backward; a
-ring moves (T - 1) / T of that in and out of a device. Compute-bound while F / T > C / W, with C the FLOP/s of a device,
-W its bytes/s into the network, and 2-byte elements: the batch does not help, so this axis needs the fastest links.
+Bytes per block and microbatch, in the compute dtype: 2 gathers and 2 scatters of B x L x D in forward, and as many in
+backward. A ring moves (T - 1) / T of that into and out of a device. The step is compute-bound if F / T > C / W, where C
+is a device's FLOP/s and W its network bandwidth in bytes/s, with 2-byte elements. A larger batch does not help, so this
+axis needs the fastest links.
 
-A model without collectives is split by XLA instead, from its layout map alone: `tensor: {size: T, explicit: false}`.
+XLA can split a model without collectives from its layout rules alone: `tensor: {size: T, explicit: false}`.
 
 Source: Shoeybi et al. 2019, "Megatron-LM", section 3; Korthikanti et al. 2022, "Reducing Activation Recomputation in
 Large Transformer Models", section 4.2 (positions); Wang et al. 2023, "Overlap Communication with Dependent Computation
@@ -103,7 +105,7 @@ def gather_products(config: TensorConfig, x_BlD: Array, weights_Df: Sequence[Arr
 
 
 def product_scatter(config: TensorConfig, h_BLf: Array, weight_fD: Array) -> Array:
-    """Computes a row-parallel product, and scatters its sum over devices along the positions.
+    """Computes a row-parallel product, sums it over devices, and scatters the sum along the positions.
 
     Args:
         config: The strategy's options; size 1 means a plain product.
@@ -126,7 +128,7 @@ def gather_positions(config: TensorConfig, x_BlD: Array) -> Array:
 
 
 def scatter_positions(config: TensorConfig, partial_BLD: Array) -> Array:
-    """Sums over devices and keeps this device's positions: (B, L, D) to (B, L / T, D)."""
+    """Sums over devices, and keeps this device's positions: (B, L, D) to (B, L / T, D)."""
     return partial_BLD if config.size == 1 else lax.psum_scatter(partial_BLD, AXIS, scatter_dimension=1, tiled=True)
 
 
@@ -164,7 +166,7 @@ def split_cross_entropy(
         weights_BL: The weights of all positions, (B, L).
 
     Returns:
-        This device's share (sum of weight * loss in nats, sum of weights): over its part of the positions, L / T.
+        This device's share, over its part of the positions, L / T: (sum of weight * loss in nats, sum of weights).
     """
     held, own = logits_BLv.shape[2], weights_BL.shape[1] // config.size
     index = lax.axis_index(AXIS)
@@ -187,9 +189,9 @@ KeyValueRule = Literal["split", "one", "per query"]
 def key_value_rule(config: TensorConfig, kv_heads: int) -> KeyValueRule:
     """Returns the rule for splitting G key-value heads over T devices.
 
-    `split`: T divides G: each device has G / T. `one`: G divides T: all query heads of a device read one head; every
-    device has the weights of all heads and computes that one. `per query`: neither: every device has the weights of all
-    heads and computes, for each of its query heads, the head that it reads.
+    `split`, if T divides G: each device has G / T heads. `one`, if G divides T: all query heads of a device read one
+    head; every device has the weights of all heads and computes that one. `per query`, otherwise: every device has the
+    weights of all heads and computes, for each of its query heads, the head that it reads.
     """
     if kv_heads % config.size == 0:
         return "split"

@@ -1,27 +1,29 @@
-"""ZeRO stages 1 and 2: copies of the parameters on every device of `data`, the rest of the state in shards.
+"""ZeRO stages 1 and 2: every device of `data` holds all parameters and a shard of the rest of the state.
 
 Use it if the parameters fit on one device, but parameters, gradients and optimizer state together do not: Adam's
-moments alone are twice the parameters. Choose stage 1 with several microbatches, which communicate once per step;
-stage 2 if whole gradients do not fit either; `fsdp` if the parameters do not fit.
+moments alone take twice the memory of the parameters. Choose stage 1 with several microbatches, since it communicates
+once per step. Choose stage 2 if whole gradients do not fit either, and `fsdp` if the parameters do not fit.
 
 Syntax, for a parameter W with optimizer moments m and the axis `data` of size N:
 
     stage 1    dW[D, F] {U_data} = In[B_data, D] . dOut[B_data, F]                summed over microbatches, locally
-               dW[D_data, F] = reduce-scatter over data of dW[D, F] {U_data}      once a step
-    stage 2    dW[D_data, F] = reduce-scatter over data of dW[D, F] {U_data}      in backward, as each block is done
+               dW[D_data, F] = reduce-scatter over data of dW[D, F] {U_data}      once per step
+    stage 2    dW[D_data, F] = reduce-scatter over data of dW[D, F] {U_data}      in backward, after each block
     both       m[D_data, F], W[D_data, F] = update(dW[D_data, F])                 no communication
-               W[D, F] = all-gather over data of W[D_data, F]                     once a step, on the critical path
+               W[D, F] = all-gather over data of W[D_data, F]                     once per step, on the critical path
 
-1. A parameter of at least `floor_bytes` gets a second layout: its own, split once more, over `data`. The optimizer's
-   state and the reduced gradient live there; smaller ones are summed with the loss, as under data parallelism.
-2. Stage 1 keeps a whole local gradient until the step ends and communicates once, however many microbatches there are.
-3. Stage 2 never has a whole gradient but that of the block at hand, and communicates for each microbatch.
-4. After the update, XLA gathers the new parameters where they are stored: the resharding of a `jit` output.
-5. Together with `fsdp`, all of this applies to FSDP's shards: state over data x fsdp, parameters over fsdp.
+1. A parameter of at least `floor_bytes` gets a second layout: its own layout, with one dim also split over `data`. The
+   optimizer's state and the reduced gradient have this layout. Gradients of smaller parameters are summed with the
+   loss, as under data parallelism.
+2. Stage 1 keeps a whole local gradient until the end of the step, and communicates once for any number of microbatches.
+3. Stage 2 holds the whole gradient of only one block at a time, and communicates for each microbatch.
+4. After the update, XLA gathers the new parameters into their stored layout, by resharding an output of `jit`.
+5. Together with `fsdp`, all of this applies to FSDP's shards: the state is split over data x fsdp, the parameters over
+   fsdp.
 
-Bytes a step, for P elements: reduce-scatter P x reduce width (stage 2: for each microbatch), all-gather P x stored
-width; a ring moves (N - 1) / N of that: data parallelism's all-reduce, cut in its two halves. Compute-bound as data
-parallelism.
+Bytes per step, for P elements: the reduce-scatter moves P x reduce width (in stage 2, for each microbatch), the
+all-gather P x stored width. A ring moves (N - 1) / N of that. Together they are the two halves of data parallelism's
+all-reduce, and the step is compute-bound under the same condition.
 
 Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", sections 5.1
 and 5.2.
@@ -49,11 +51,11 @@ reduce = summed_elsewhere
 
 
 def update_layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
-    """Returns the layout of a gradient and the optimizer's state: that of the parameter, split over `data` too.
+    """Returns the layout of a gradient and the optimizer's state: the parameter's layout, also split over `data`.
 
     Args:
         parameter: The parameter.
-        placed: The layout in which it is stored.
+        placed: The stored layout.
         plan: The plan of the mesh.
     """
     if plan.zero == 0:
@@ -65,7 +67,7 @@ def update_layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) ->
 
 
 def finish(gradients: Any, plan: ShardingPlan) -> Any:
-    """Sums the gradients of an entire step over `data` and keeps this device's shards, in stage 1.
+    """In stage 1, sums the gradients of an entire step over `data` and keeps this device's shards.
 
     Gradients that stay whole remain partial sums.
     """
@@ -84,10 +86,10 @@ def finish(gradients: Any, plan: ShardingPlan) -> Any:
 
 
 def gradient_carriers(params: Any, layouts: Any, update_layouts: Any) -> Any:
-    """Returns the variables of backward in stage 2: a shard in the update's layout for each parameter.
+    """Returns the differentiated variables of stage 2: for each parameter, a shard in the layout of the update.
 
-    Only the gradient of such a carrier is used (`fsdp.attach` scatters into it); its value is never read, so it is
-    zero. A parameter with the same layout in the update is its own carrier.
+    Only the gradient of such a carrier is used (`fsdp.attach` scatters into it). Its value is never read, so it is
+    zero. A parameter that has the same layout in the update is its own carrier.
     """
 
     def carrier(leaf: Array, layout: TensorLayout, update: TensorLayout) -> Array:
@@ -115,7 +117,7 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
 
 
 def gathers(plan: ShardingPlan, platform: str) -> list[Collective]:
-    """Returns the gathers of updated parameters, which XLA adds to the update."""
+    """Returns the gathers of updated parameters that XLA adds to the update."""
     return [
         Collective("all-gather", (AXIS,), 1, elements * wire_bytes(dtype, platform))
         for dtype, elements in _scattered(plan)
@@ -123,7 +125,7 @@ def gathers(plan: ShardingPlan, platform: str) -> list[Collective]:
 
 
 def _scattered(plan: ShardingPlan, without: Collection[str] = ()) -> list[tuple[Any, int]]:
-    """Returns the stored dtype and the elements on a device of each parameter with an update that is split further."""
+    """Returns the stored dtype and the elements per device of each parameter whose update is split further."""
     rows = zip(plan.table.rows, plan.update_table.rows, strict=True)
     return [
         (row.dtype, row.elements_per_device)

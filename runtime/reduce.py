@@ -24,7 +24,7 @@ from ..parallel.model import BlockModel
 from ..parallel.options import Precision
 from ..parallel.sharding.lay_out import abstract_parameters
 from ..parallel.sharding.strategies import axes_that_split
-from ..parallel.verification.diagnosis import refused
+from ..parallel.verification.diagnosis import explain_rejection
 from .build_run import Built, build, configured_model
 
 MIN_LENGTH, MIN_LAYERS, MIN_WIDTH, MIN_HEAD, MIN_VOCABULARY = 8, 2, 16, 4, 256
@@ -96,7 +96,7 @@ def _works(candidate: Reduced, devices: list[str]) -> bool:
     try:
         jax.eval_shape(built.step.gradients, built.step.abstract_state(), built.batch)
     except (ValueError, TypeError) as error:
-        return refused(error, built.layouts) is not None
+        return explain_rejection(error, built.layouts) is not None
     return True
 
 

@@ -1,8 +1,8 @@
-"""The parameters of a block that backward gathers again, read from the block's own traced program.
+"""The parameters of a block that backward gathers again, found in the block's traced program.
 
-Backward needs a matrix for the gradient of its product's input. It does not need a bias that was only added, or a
-frozen matrix if the value computed from it is kept. The traced forward and backward of a block show which are needed:
-XLA removes operations that no result depends on, and so does the count here.
+Backward needs a matrix to compute the gradient of the product's input. It does not need a bias that was only added, or
+a frozen matrix if the value computed from it is kept. The traced forward and backward of a block show which parameters
+are needed: like XLA, the count here ignores operations that no result depends on.
 """
 
 from collections import Counter
@@ -126,7 +126,7 @@ _Block: TypeAlias = Callable[[Params, Params, Activations], Activations]
 
 
 def _of_loop(block: _Block, plan: ShardingPlan, shards: Params, x: Activations, *, to_input: bool) -> frozenset[str]:
-    """Returns what forward and backward together gather more often than forward alone."""
+    """Returns the parameters that forward and backward together gather more often than forward alone."""
     alone, both, differentiable = _passes(block, plan, x, to_input=to_input)
     once = _gathers(alone, plan, shards, differentiable)
     twice = _gathers(both, plan, shards, differentiable, differentiable)
@@ -136,7 +136,7 @@ def _of_loop(block: _Block, plan: ShardingPlan, shards: Params, x: Activations, 
 def _passes(
     block: _Block, plan: ShardingPlan, x: Activations, *, to_input: bool = True
 ) -> tuple[Callable[..., Any], Callable[..., Any], list[Array]]:
-    """Returns forward alone, forward and backward together, and the arrays of `x` that they are functions of."""
+    """Returns two functions, forward alone and forward with backward, and the arrays of `x` that they take."""
     differentiable, others = split_differentiable(x)
 
     def differentiate(shards: Params, differentiable: list[Array]) -> Any:
@@ -161,7 +161,7 @@ def _passes(
 def _of_split(
     block: Callable[..., Activations], plan: ShardingPlan, shards: Params, x: Activations, key: Array
 ) -> frozenset[str]:
-    """Returns what backward to the input gathers, if a stage runs it in a tick of its own."""
+    """Returns the parameters that backward to the input gathers if a stage runs it in a separate tick."""
     frozen, trained = _split_frozen(plan, shards)
     parts = split_block(lambda shards, x, rest: block(shards, rest[0], x, rest[1]), trained, x, (frozen, key))
 
@@ -173,7 +173,7 @@ def _of_split(
 
 
 def _of_prefetched(model: BlockModel, plan: ShardingPlan, blocks: Params, x: Activations) -> frozenset[str]:
-    """Returns what backward reads of a block's whole parameters, if they are gathered in advance."""
+    """Returns the whole parameters of a block that backward reads if blocks are gathered in advance."""
     key = make_key(0)
     frozen, trained = _split_frozen(plan, blocks)
     stack = make_stack(model, plan, (trained, frozen), x, jax.random.key_data(key))

@@ -1,4 +1,4 @@
-"""The leaves of activations that have a gradient, and those that only travel with them."""
+"""Separates the leaves of activations that have a gradient from the others."""
 
 from collections.abc import Iterable
 from typing import Any

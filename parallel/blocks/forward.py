@@ -1,4 +1,4 @@
-"""From a model and its layouts to the loss of one device's rows: gather, run and drop, block by block."""
+"""The loss of one device's rows, from a model and its layouts: each block is gathered, run and dropped."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
@@ -26,13 +26,14 @@ class LocalLoss(NamedTuple):
     """One device's share of the loss as a function of its shards, to run inside `shard_map`.
 
     Attributes:
-        keep: `keep(params) -> kept`: gathers what stays whole for the entire step; once, before any microbatch.
-        carriers: `carriers(params) -> shards`: what to differentiate with respect to, in the layout of the gradients;
-            None in place of frozen parameters.
+        keep: `keep(params) -> kept`: gathers the parameters that stay whole for the entire step; called once, before
+            the microbatches.
+        carriers: `carriers(params) -> shards`: the variables to differentiate with respect to, in the layout of the
+            gradients; None in place of frozen parameters.
         loss: `loss(shards, kept, batch, key, state) -> LossSums`, this device's share of all sums; `state` is the
             model's state, () if it has none.
         differentiate: `differentiate(shards, kept, batch, key, state, scale) -> (LossSums, gradients)`, if it is not
-            autodiff of `loss`; the gradients are those of `scale` times the loss, None being 1.
+            autodiff of `loss`. The gradients are those of `scale` times the loss; a `scale` of None means 1.
     """
 
     keep: Callable[[Params], Kept]
@@ -66,7 +67,7 @@ def local_loss(model: Model | BlockModel, plan: ShardingPlan) -> LocalLoss:
 
 
 def make_carriers(plan: ShardingPlan) -> Callable[[Params], Params]:
-    """Returns the function from parameters to what the loss is differentiated with respect to."""
+    """Returns the function from parameters to the variables that the loss is differentiated with respect to."""
     layouts = plan.trained.used_table.layouts, plan.trained.gradient_table.layouts
 
     def carriers(params: Params) -> Params:
@@ -77,7 +78,7 @@ def make_carriers(plan: ShardingPlan) -> Callable[[Params], Params]:
 
 
 def keep_for_step(plan: ShardingPlan) -> Callable[[Params], Kept]:
-    """Returns the function from the parameters of a `BlockModel` to what is kept for an entire step."""
+    """Returns the function from the parameters of a `BlockModel` to those that are kept for an entire step."""
     stored, axes, precision = plan.used_table.layouts, plan.gather_axes, plan.options.precision
 
     def keep(params: Params) -> Kept:
@@ -135,7 +136,7 @@ def _block_loss(model: BlockModel, plan: ShardingPlan) -> LocalLoss:
 def block_of_loop(
     model: BlockModel, plan: ShardingPlan
 ) -> tuple[Callable[[Activations, Params, Params | None, Array | None], Activations], int]:
-    """Returns one block as the loop over blocks runs it, see `gathered_block`, and the number of blocks per turn.
+    """Returns the function of one block in the loop over blocks (see `gathered_block`), and the blocks per turn.
 
     Args:
         model: The model, split over the axes inside it.

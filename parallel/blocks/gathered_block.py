@@ -1,8 +1,8 @@
-"""One block on whole parameters: gather them, run it, drop them; backward gathers again and reduce-scatters.
+"""Gathers a block's parameters, runs the block and drops them; backward gathers again and reduce-scatters gradients.
 
-A policy selects what a block keeps between forward and backward: `none` keeps every result of arithmetic, `dots` the
-matrix products, `selective` those that do not widen their input, `full` only the block's input. Under FSDP none
-of them keeps a gathered parameter: backward gathers it again.
+A policy selects the values that a block keeps from forward to backward: `none` keeps every result of arithmetic, `dots`
+the matrix products, `selective` the products that do not widen their input, `full` only the block's input. Under FSDP,
+no policy keeps gathered parameters: backward gathers them again.
 
 Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"; Korthikanti et al. 2022,
 "Reducing Activation Recomputation in Large Transformer Models" (selective recomputation); the policies are those of
@@ -110,7 +110,7 @@ def save_narrowing_products(primitive: Any, *avals: Any, **params: Any) -> bool:
 
 
 def save_arithmetic(primitive: Any, *avals: Any, **params: Any) -> bool:
-    """A `jax.checkpoint` policy: saves results of arithmetic, and recomputes what was only gathered, moved or cast.
+    """A `jax.checkpoint` policy that saves results of arithmetic, and recomputes gathers, moves and casts.
 
     It also saves a value with a name (`checkpoint_name`): a model names what it casts to a narrower dtype, so that the
     wider value is not saved.

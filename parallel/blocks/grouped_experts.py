@@ -1,14 +1,14 @@
 """Applies experts to rows that are grouped by expert, block by block: each row is computed only for its own expert.
 
-Letters: M rows of a buffer, m rows of one block of it, e experts held; b counts the blocks, M / m of them.
+Letters: M rows of a buffer, m rows in one of its blocks, e experts on the device; b counts the M / m blocks.
 
-A buffer must fit the worst case and is mostly empty: expert by expert, products over the whole of it
-would cost e times too much. Here the rows of an expert lie together, each group begins a block of m rows, and a loop
-runs over the blocks that hold something: its number of turns is known only as it runs, everything else when it is
-compiled. Besides the rows there are, it computes the padding of the last block of each group.
+A buffer must fit the worst case and is mostly empty. Applying every expert to the whole buffer would cost e times too
+much. Instead, the rows of an expert are contiguous, each group starts a new block of m rows, and a loop runs over the
+blocks that are not empty. Only the number of its turns depends on the data; all shapes are static. The only excess
+computation is the padding of the last block of each group.
 
-Backward runs the same loop and recomputes each block: what lies between the products of an expert, (M, F) numbers
-for each of them, is never stored.
+Backward runs the same loop and recomputes each block, so the values between the products of an expert, (M, F) numbers
+each, are never stored.
 
 Source: Gale et al. 2022, "MegaBlocks: Efficient Sparse Training with Mixture-of-Experts", section 4 (rows grouped by
 expert and padded to blocks, instead of a capacity).
@@ -32,13 +32,13 @@ Expert: TypeAlias = Callable[[Weights, Array], Array]
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def apply_experts(expert: Expert, weights: Weights, x_MD: Array, expert_b: Array) -> Array:
-    """Applies to each block of rows the expert that it is for.
+    """Applies to each block of rows its own expert.
 
     Args:
         expert: The function of one expert.
         weights: Arrays (e, ...), per-device.
         x_MD: (M, D), per-device; rows of a block beyond its group are zeros.
-        expert_b: int32, (M / m,), the expert of each block, e where it is empty.
+        expert_b: int32, (M / m,), the expert of each block; e for an empty block.
 
     Returns:
         (M, D), zeros in empty blocks.

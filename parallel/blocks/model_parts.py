@@ -1,4 +1,4 @@
-"""A model as a pipeline stage calls it: embed, block and head, including the gathers and casts of parameters."""
+"""The parts of a model that a pipeline stage calls (embed, block, head), with the gathers and casts of parameters."""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
@@ -20,11 +20,11 @@ Result = TypeVar("Result")
 
 
 class ModelParts(NamedTuple):
-    """The parts of a model, including everything that happens to parameters before their use (casts, gathers).
+    """The parts of a model, including the casts and gathers of parameters before their use.
 
     Attributes:
         embed: `embed(groups, whole, batch, key) -> x`; `groups` are the groups of parameters in `embed_reads`, to be
-            differentiated, `whole` what was gathered for the entire step.
+            differentiated, `whole` the parameters that were gathered for the entire step.
         block: `block(params, whole, x, key) -> x` for one block.
         head: `head(groups, whole, x, batch, key) -> LossSums`, this device's share; `groups` as in `head_reads`.
         embed_reads: The groups that `embed` reads.

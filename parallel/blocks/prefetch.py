@@ -1,4 +1,4 @@
-"""FSDP blocks that gather the next block in advance: forward and backward over the stack, written out.
+"""FSDP with prefetching: forward and backward over a stack of blocks, each gathered while the previous one runs.
 
     forward    W0 = gather                                         exposed
                for each block n:   W(n+1) = gather                 beside the products of block n
@@ -11,14 +11,14 @@
                dW(0) = reduce-scatter                              exposed
 
 In a plain loop over blocks, a gather starts and ends in the turn that needs it, without a product in between, and the
-compiler does not move it across the boundary of a loop. Here the loop carries the whole parameters of the next block,
-so that each gather can take the entire turn. The collectives are those of the plain form: N gathers forward, N
-backward, N reduce-scatters of each sharded leaf. The cost is one more gathered block and one more block of whole
-gradients in memory.
+compiler does not move it to another turn. Here the loop carries the whole parameters of the next block, so that a
+gather can overlap the entire turn. The collectives are those of the plain loop: N gathers in forward, N in backward,
+and N reduce-scatters of each sharded leaf. The cost is memory for one more gathered block and one more block of whole
+gradients.
 
-Under remat `none`, backward keeps the residuals that `blocks/split_backward.py` finds, without anything computed from
-parameters alone. Under remat `full` it keeps the input of each block, which is then run again. Simulated devices gain
-nothing from prefetching: there, a gather waits for the block (`xla/ordered_collectives.py`).
+With remat `none`, backward keeps the residuals that `blocks/split_backward.py` finds, without values computed from
+parameters alone. With remat `full`, it keeps the input of each block and runs the block again. Simulated devices do not
+gain from prefetching: there, a gather waits for the block (`xla/ordered_collectives.py`).
 
 Source: Zhao et al. 2023, "PyTorch FSDP", section 3.3.2 (prefetching).
 """
@@ -47,7 +47,7 @@ MIN_BLOCKS = 4
 """With fewer blocks, XLA unrolls the short loops and keeps whole parameters from forward to backward."""
 
 Shards: TypeAlias = tuple[Params, Params]
-"""Trained and frozen parameters, each with None in place of the other's; shards, or the whole ones of one block."""
+"""Trained and frozen parameters, each with None in place of the other; shards, or one block's whole parameters."""
 
 
 def prefetches_blocks(plan: ShardingPlan) -> bool:

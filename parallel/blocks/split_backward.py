@@ -1,30 +1,30 @@
-"""One block of a model in three functions: forward, backward to the input, backward to the weights.
+"""Splits a block into three functions: forward, backward to the input, and backward to the weights.
 
-Autodiff gives forward and backward of a block as one graph. Here the graph is traced once, and each operation goes to
-the first part that needs it:
+Autodiff returns forward and backward of a block as one graph. Here the graph is traced once, and each operation is
+assigned to the first part that needs it:
 
-    F   what the output y needs
-    B   what the gradient dx of the input needs in addition
-    W   what the gradients of the parameters need in addition
+    F   operations for the output y
+    B   further operations for dx, the gradient of the input
+    W   further operations for the gradients of the parameters
 
     forward(params, x, extra)                               -> y, residuals     in F's tick
-    recompute(params, x, extra)                             -> residuals        in R's, where a stage recomputes
+    recompute(params, x, extra)                             -> residuals        in R's tick, if a stage recomputes
     backward_input(params, extra, residuals, dy)            -> dx, deferred     in B's tick
     backward_weight(params, extra, residuals, deferred)     -> gradients        in W's tick, at once or much later
 
-A product Out = In W in a block makes three products of matrices, one in each part: In W, dOut W^T, In^T dOut.
+A product Out = In W in a block becomes three matrix products, one in each part: In W, dOut W^T, In^T dOut.
 
-1. *Residuals* are what F makes (or is given) and B or W use. *Deferred* values are what B makes (or is given) and W
-   uses: the gradients dOut that wait for their products. A schedule holds residuals from F to W, and deferred values
-   from B to W.
-2. Values that depend on parameters and extra (a random key) alone are never held: each part that uses them makes them
-   again. What would have W use gathered parameters (a norm that `jax.checkpoint` recomputes) is done in B. So FSDP's
-   gathers happen in F, R and B, not in W, and no gathered parameter outlives its tick.
-   Its reduce-scatter is what a gradient ends with: it falls to W.
-3. Where something was only moved, cast or cut up, the smaller side is held: no value is held in two shapes.
-4. A gradient that is a mere sum over rows (a norm's scale, a bias) is made in B, and deferred in place of its terms.
-5. What a model recomputes in backward (`jax.checkpoint`, a gradient of its own) is not what y needs, so it lands in B:
-   how much is held remains the model's choice.
+1. *Residuals* are values that F computes or receives and that B or W use. *Deferred* values are values that B computes
+   or receives and that W uses: the gradients dOut of the products in W. A schedule holds residuals from F to W, and
+   deferred values from B to W.
+2. Values that depend only on parameters and extra (a random key) are never held: each part that uses them computes them
+   again. Operations through which W would use gathered parameters (a norm that `jax.checkpoint` recomputes) are moved
+   to B. FSDP's gathers are therefore in F, R and B, not in W, and no gathered parameter outlives its tick. The
+   reduce-scatter is the last operation of a gradient, so it is in W.
+3. If a value is only a moved, cast or sliced copy of another, the smaller of the two is held, and only that one.
+4. A gradient that is only a sum over rows (a norm's scale, a bias) is computed in B, and held instead of its terms.
+5. Values that a model recomputes in backward (`jax.checkpoint`, a custom gradient) are not needed for y, so they are
+   computed in B: the model still decides how much is held.
 
 Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2 and figure 1 (the two halves of backward).
 """
@@ -44,21 +44,21 @@ from ..xla.primitives import COLLECTIVES, GATHERS, MOVES, PRODUCTS
 from .differentiable import join_differentiable, split_differentiable
 
 Held: TypeAlias = tuple[Array, ...]
-"""Arrays that one part leaves for another."""
+"""Arrays that one part computes for another."""
 Extra: TypeAlias = Any
-"""A tree of further inputs of a block without a gradient, such as its random key."""
+"""A tree of further inputs of a block, without gradients, such as its random key."""
 Indices: TypeAlias = set[int]
-"""Equations, by their place in the graph."""
+"""Equations by their index in the graph."""
 
 
 class SplitBlock:
-    """The parts of a block, per-device functions for the inside of the `shard_map` they were split in.
+    """The parts of a block: per-device functions, to be called inside the `shard_map` in which they were split.
 
-    dx and dy are lists, one array for each differentiable leaf of x, see `split_differentiable`.
+    dx and dy are lists with one array for each differentiable leaf of x, see `split_differentiable`.
 
     Attributes:
-        residuals: Shapes and dtypes of what forward leaves.
-        deferred: Shapes and dtypes of what backward to the input leaves.
+        residuals: The shapes and dtypes of the residuals.
+        deferred: The shapes and dtypes of the deferred values.
     """
 
     def __init__(self, parts: "_Parts", params_treedef: Any) -> None:
@@ -79,7 +79,7 @@ class SplitBlock:
         return join_differentiable(x, y[: self._num_differentiable], y[self._num_differentiable :]), tuple(residuals)
 
     def recompute(self, params: Params, x: Activations, extra: Extra) -> Held:
-        """Returns the residuals: forward without what y alone needs, such as the block's last product."""
+        """Returns the residuals: runs forward without the operations that only y needs, such as the last product."""
         differentiable, others = split_differentiable(x)
         return tuple(self._run_recompute(*jax.tree.leaves((params, extra)), *differentiable, *others))
 
@@ -103,14 +103,15 @@ def _shapes(variables: list[Variable]) -> tuple[jax.ShapeDtypeStruct, ...]:
 def split_block(
     block: Callable[[Params, Activations, Extra], Activations], params: Params, x: Activations, extra: Extra
 ) -> SplitBlock:
-    """Splits a block in three.
+    """Splits a block into three parts.
+
+    Only the types of the examples matter: shapes, dtypes and, inside `shard_map`, the axes that they vary over.
 
     Args:
-        block: `block(params, x, extra) -> x`, its collectives, if any, included.
-        params: Example of one block's parameters. Inside `shard_map`, examples are values of the types (shapes, dtypes,
-            axes they vary over) that the parts will be run with; what they hold does not matter.
-        x: Example of activations.
-        extra: Example of the further inputs of the block.
+        block: `block(params, x, extra) -> x`, including its collectives.
+        params: An example of one block's parameters.
+        x: An example of activations.
+        extra: An example of the further inputs of the block.
     """
     differentiable, others = split_differentiable(x)
 
@@ -146,8 +147,8 @@ class _Parts:
 
         Args:
             graph: Forward and backward of the block.
-            inputs: Its inputs: parameters and extra (`free_inputs`), x (`inputs`), and dy.
-            outputs: Its outputs: y, the gradients of the parameters, and dx.
+            inputs: The inputs of the graph: parameters and extra (`free_inputs`), x (`inputs`), and dy.
+            outputs: The outputs of the graph: y, the gradients of the parameters, and dx.
         """
         self.graph = graph
         self.free_inputs, self.inputs, self.dy = free, x, dy = inputs
@@ -176,7 +177,7 @@ class _Parts:
         return free
 
     def _on_gathered(self, weight: Indices) -> Indices:
-        """Returns the equations of W that use gathered parameters, such as a recomputed norm: W would gather again."""
+        """Returns the equations for which W would gather parameters again, such as those of a recomputed norm."""
         gathered: set[Variable] = set()
         early: Indices = set()
         for index, eqn in enumerate(self.graph.equations):
@@ -189,7 +190,7 @@ class _Parts:
         return early
 
     def _light(self, weight: Indices) -> Indices:
-        """Returns the equations of gradients without matrix products: sums over rows, as small as their parameters."""
+        """Returns the equations of gradients without matrix products, which are sums over rows and therefore small."""
         light: Indices = set()
         for gradient in self.gradients:
             own = self.slice([gradient], given=()) & weight
@@ -229,11 +230,13 @@ class _Parts:
         return {variable for variable in used if not is_literal(variable) and variable not in self.free}
 
     def _fewest(self, wanted: set[Variable], given: list[Variable]) -> list[Variable]:
-        """Returns the variables to hold for the wanted ones: what these were moved or cast from, if it is not larger.
+        """Returns the variables to hold for a later part.
+
+        If a variable was only moved or cast from another one that is not larger, the other one is held.
 
         Args:
-            wanted: Variables that a later part uses.
-            given: Variables that it has anyway.
+            wanted: The variables that the later part uses.
+            given: The variables that it has without holding them.
         """
         had = set(given)
         for variable in self.place:
@@ -255,7 +258,7 @@ class _Parts:
         return operands[0] if len(operands) == 1 else None
 
     def _without_keys(self, wanted: set[Variable]) -> set[Variable]:
-        """Random keys cannot lie in a buffer; they are made again from what they came from."""
+        """Replaces random keys, which a buffer cannot store, by the variables that they are computed from."""
         keys = {variable for variable in wanted if jnp.issubdtype(variable.aval.dtype, jax.dtypes.prng_key)}
         if not keys:
             return wanted

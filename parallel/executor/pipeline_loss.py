@@ -1,7 +1,7 @@
 """The loss of a pipeline on one device, and its executor: one loop over the ticks of a timetable.
 
-All stages run the same program. A tick has these parts. Each stage runs a part as often as its entry of the timetable
-says, and skips the others:
+All stages run the same program. A tick has the following parts. A stage's entry in the timetable determines how often
+it runs each part; it skips the others:
 
     embed              once        in F or R of the first virtual stage
     forward            per block   in F

@@ -1,4 +1,4 @@
-"""Names of the arrays of a batch: the array that an unknown name probably refers to."""
+"""Suggestions for unknown names of batch arrays."""
 
 from collections.abc import Collection, Iterable
 

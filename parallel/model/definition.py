@@ -42,7 +42,7 @@ LOGITS = 'predict(params, batch) -> logits (1, L, vocabulary) for batch["inputs"
 class ParallelContext:
     """The options, with resolved sizes, of the strategies that split a model's work; the default splits nothing.
 
-    It is passed as an argument, never as an ambient global.
+    It is always passed as an argument, never stored in a global variable.
 
     Attributes:
         tensor: Splits matrix products and the positions between them, see `tensor.py`.
@@ -88,7 +88,7 @@ class Model:
             sum of the loss and the sum of the weights. The runtime divides once, by the weight of the whole global
             batch. `key` is the same on every device and None in evaluation; randomness that must not depend on the
             mesh folds in `batch["example"]`, the global index of each row. Metrics may follow the pair, see
-            `loss_sums.py`. Rows that depend on each other call `batch_axes()`.
+            `loss_sums.py`. If rows depend on each other, the loss must call `batch_axes()`.
         predict: `predict(params, batch) -> array`, optional; `predict(params, batch, state)` for a model with a state.
         name: The name in reports.
         flops_per_row: The floating-point operations of forward and backward for one row, for model FLOP/s.
@@ -97,8 +97,8 @@ class Model:
         init_state: `init_state(key) -> state`, for a model with arrays that gradients do not update, such as the
             running statistics of batch norm: a tree of arrays, whole on every device. Its loss is then
             `loss(params, batch, key, state) -> LossSums`, including the next state, which evaluation (`key` is None)
-            discards. If devices return different states, floating-point arrays are averaged, and the maximum of others
-            is used.
+            discards. If devices return different states, floating-point arrays are averaged; for other arrays, the
+            maximum is used.
         library: The library of the module, such as "flax.linen", or "". Exports use the names of that library.
     """
 
@@ -121,8 +121,8 @@ class BlockModel:
             as its first dim.
         embed: `embed(groups, batch, key) -> x`; `groups` has the groups of parameters listed in `embed_reads`.
         block: `block(block_params, x, key) -> x` for one block; leaves come without their first dim.
-        head: `head(groups, x, batch, key) -> (sum, weight)`, as a `Model`'s loss, with metrics or without; `groups` as
-            in `head_reads`. In a model that is split, metrics are shares too.
+        head: `head(groups, x, batch, key) -> (sum, weight)`, with optional metrics, like the loss of a `Model`;
+            `groups` has the groups listed in `head_reads`. In a model that is split, metrics are shares too.
         num_blocks: The number of stacked blocks.
         embed_reads: The groups that `embed` reads, out of "embed" and "head".
         head_reads: The groups that `head` reads; `("embed", "head")` if they share a table.

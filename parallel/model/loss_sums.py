@@ -1,8 +1,8 @@
 """The result of a loss: the pair of sums that training needs, and optional metrics and state.
 
     return total, weight                                                 sufficient
-    return total, weight, {"accuracy": (hits, counted)}                  metrics: pairs of sums, as the loss itself
-    return LossSums(total, weight, {"accuracy": (hits, counted)}, state)   and the next state of a model that has one
+    return total, weight, {"accuracy": (hits, counted)}                  with metrics: pairs of sums, like the loss
+    return LossSums(total, weight, {"accuracy": (hits, counted)}, state)   with the next state, if a model has one
 
 Every pair is summed separately over rows, microbatches and devices, and divided once: a mean over the global batch is
 exact for any mesh and any weights. The sums of metrics are reduced together with those of the loss.
@@ -26,7 +26,7 @@ OWN_NAMES = (
     *("loss", "grad_norm", "weight", "step", "loss_scale", "learning_rate"),
     *("seconds", "tokens_per_second", "rows_per_second", "flops_per_second"),
 )
-"""Names that a run logs: metrics must have other names."""
+"""Names of a run's own metrics, which a model's metrics must not have."""
 
 EXPECTED = (
     "It must return a pair of floating-point scalars, (sum of loss x weight, sum of weights) over the rows it is "
@@ -65,7 +65,8 @@ def as_sums(result: Any, reduce: str = "float32") -> LossSums:
 
     Args:
         result: (sum, weight), (sum, weight, metrics), or all four of `LossSums`; arrays, tracers or their shapes.
-        reduce: The dtype of gradients, with which the scalars are reduced: theirs, if it is wider.
+        reduce: The dtype in which gradients are reduced; the scalars, which are reduced with them, get it if it is
+            wider.
 
     Raises:
         NotSums: The result is invalid, or a metric has a name that a run logs itself.
@@ -80,7 +81,7 @@ def as_sums(result: Any, reduce: str = "float32") -> LossSums:
 
 
 def state_problem(found: Any, state: Any) -> str | None:
-    """Returns the problem with the next state that a loss returned, as the end of a sentence about the loss; or None.
+    """Checks the next state that a loss returned; returns the end of a sentence about the loss, or None if it is valid.
 
     Args:
         found: The returned state; arrays or their shapes.

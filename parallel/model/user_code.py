@@ -16,7 +16,7 @@ from ...mesh.errors import UserError, did_you_mean
 from .user_errors import PACKAGES, OwnCodeError, as_user_error
 
 KERAS_BACKENDS = ("tensorflow", "torch")
-"""The packages of Keras's other backends."""
+"""The packages of Keras backends other than JAX."""
 
 
 def import_named(name: str, key: str, search_path: Sequence[str | Path] = ()) -> Any:
@@ -67,13 +67,13 @@ def import_function(name: str, key: str, search_path: Sequence[str | Path] = ())
 
 
 def find_foreign_code(module_name: str, folders: Sequence[str | Path]) -> str:
-    """Returns where the code of a module is if that is outside some directories; "" if it is in them. Imports nothing.
+    """Returns the location of a module's code if it is outside some directories, otherwise "". Imports nothing.
 
-    The location of the outermost package counts. The standard library and installed packages are always outside.
+    The location is that of the outermost package. The standard library and installed packages are always outside.
 
     Args:
         module_name: The dotted name.
-        folders: The directories. They are searched before `sys.path`, as in `import_named`.
+        folders: The directories, which are searched before `sys.path`, as in `import_named`.
     """
     package = module_name.partition(".")[0]
     loaded = sys.modules.get(package)

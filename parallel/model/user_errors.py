@@ -40,11 +40,11 @@ def as_user_error(
         what: The code, for the message: "optimizer.name='mine:make'".
         function: The called function, for an error outside the user's code.
         error_class: The class of the raised error.
-        passes: Returns True for errors that are not changed.
+        passes: Returns True for errors that are raised unchanged.
 
     Raises:
-        UserError: An `error_class`, caused by the error. Not changed are subclasses of UserError, UserErrors from
-            outside the user's code, and errors that can only be bugs in spmdkit's own functions.
+        UserError: An `error_class` whose cause is the error. Subclasses of UserError, UserErrors from outside the
+            user's code, and errors that can only be bugs in spmdkit's own functions are raised unchanged.
     """
     try:
         yield
@@ -67,7 +67,7 @@ def _passes(error: Exception, function: Any) -> bool:
 def locate_error(error: BaseException, function: Any = None) -> str:
     """Returns the location of an error in the user's code: `in /a/file.py, line 3 (x = batch["images"])`.
 
-    If no frame is the user's own, returns the file of the package: `in keras/src/layers/layer.py, line 3`.
+    If there is no frame in the user's code, returns the file of a package: `in keras/src/layers/layer.py, line 3`.
 
     Args:
         error: The caught error.
@@ -114,7 +114,7 @@ def accepts(function: Callable[..., Any], number: int) -> bool:
 
 
 def _users_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """Returns the innermost frame in the user's own files, or else in a package outside the runtime."""
+    """Returns the innermost frame in the user's files or, if there is none, in a package outside the runtime."""
     own: traceback.FrameSummary | None = None
     other: traceback.FrameSummary | None = None
     for frame, line in traceback.walk_tb(error.__traceback__):

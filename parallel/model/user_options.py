@@ -1,4 +1,4 @@
-"""Options of a config section for the user's own function or class, all checked before it is called.
+"""Checks the options of a config section before they are passed to the user's own function or class.
 
 For `def make(width: int, depth=2)`:
 
@@ -19,7 +19,7 @@ from ...mesh.errors import UserError, unknown_options
 from .user_errors import OwnCodeError, as_user_error
 
 TYPE_NAMES = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", type(None): "null"}
-"""The types that are checked; others are not."""
+"""The types that are checked."""
 NAMED = {kind.__name__: kind for kind in (bool, int, float, str)} | {"None": type(None)}
 """The same by name, for annotations that are strings."""
 BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
@@ -68,7 +68,7 @@ def _taken(parameters: Any) -> Signature:
 
 
 def _taken_by_class(made: type) -> Signature:
-    """Returns the parameters of `__init__`, with those of base classes as long as `**options` are passed on."""
+    """Returns the parameters of `__init__` and, while each one takes `**options`, those of the base classes."""
     found: dict[str, Parameter] = {}
     takes: list[Signature] = []
     for base in made.__mro__[:-1]:

@@ -1,23 +1,23 @@
-"""The schedules: each is the order of actions on one stage, and every action goes to the earliest tick it can.
+"""The schedules: each defines the order of actions on a stage; every action runs at the earliest possible tick.
 
-S stages, M microbatches, V chunks on each stage, G the most microbatches in a group (S where S divides M). At unit
-costs, for every M >= S:
+S stages, M microbatches, V chunks on each stage, G the largest number of microbatches in a group (S if S divides M).
+With unit costs, for every M >= S:
 
-    name               time                                     most activations of stage s, in microbatches
+    name               time                                     peak activations of stage s, in microbatches
     gpipe              3 (M + S - 1)                            M
     1f1b               3 (M + S - 1)                            S - s
     interleaved_1f1b   3 (M + (S - 1) / V)                      ((V - 1) G + S - s) / V; for G = S it is S - s / V
     zb_h1              3 M + S - 1                              S
-    zbv                3 M + max((S - 1) / 2, 2 S - 1 - M)      S, or less where M < 2 S - 1
+    zbv                3 M + max((S - 1) / 2, 2 S - 1 - M)      S, or less if M < 2 S - 1
 
-All but the last are one pattern: a stage runs some forwards to warm up, then one forward and one backward in turn, then
-the backwards that are left. GPipe warms up with all forwards, 1F1B with as many as there are stages yet to pass. In
-ZB-H1 stage s lets the second half of each backward wait for s others, to fill the ticks that would be idle at the end.
-The last is the "v": the model's last virtual stage is on the stage of its first, so that gradients set out from where
-activations did.
+All except the last follow one pattern: a stage runs some forwards to warm up, then alternates forwards and backwards,
+then runs the remaining backwards. GPipe warms up with all forwards, 1F1B with one for each later stage. In ZB-H1,
+stage s delays the second half of each backward until s other backwards have run, which fills the ticks that would be
+idle at the end. The last schedule is the "v": the first and the last virtual stage of the model are on the same stage,
+so gradients start where activations started.
 
-Recompute puts a forward in front of each backward, and need not wait for the gradient: it adds M to each time and no
-idle tick. Activations then live from there; before it a stage holds its input alone.
+Recomputation adds a forward before each backward. It does not wait for the gradient, so it adds M to each time and no
+idle ticks. Activations then live from the recomputed forward on; before it, a stage holds only its input.
 """
 
 import itertools
@@ -31,7 +31,7 @@ from .csv_file import read_schedule
 from .schedule_table import Action, Kind, Placement, Schedule
 
 Order = list[Action]
-"""What one stage does, first to last, without its idle ticks."""
+"""The actions of one stage in order, without idle ticks."""
 
 F, R, B, W = Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT
 
@@ -47,13 +47,13 @@ def gpipe(stage: int, stages: int, microbatches: int, chunks: int) -> Order:
 def one_forward_one_backward(stage: int, stages: int, microbatches: int, chunks: int) -> Order:
     """Alternates forwards and backwards: a stage holds at most one activation per remaining stage.
 
-    With several chunks it is interleaved: a group of microbatches goes through chunk 0, then through chunk 1, and so
-    on, and filling and draining the pipeline take 1/V of the time. A group has at least S microbatches, so that its
-    first is back from the last stage when its last has left; groups are as equal as they can be, so that nothing is
-    lost where S does not divide M.
+    With several chunks it is interleaved: a group of microbatches passes through chunk 0, then through chunk 1, and so
+    on. Filling and draining the pipeline then take 1/V of the time. A group has at least S microbatches, so that its
+    first microbatch has returned from the last stage when its last one has left. Groups are as equal as possible, so
+    that no time is lost if S does not divide M.
 
-    Megatron-LM warms up with 2 (S - 1 - s) forwards where this does with S - 1 - s. That hides the time of sending; a
-    tick of ours includes it, so the extra activations would buy nothing.
+    Megatron-LM warms up with 2 (S - 1 - s) forwards, this schedule with S - 1 - s. The additional forwards hide the
+    time of sending. Here a tick includes that time, so additional activations would not help.
 
     Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section 2.2.
     """
@@ -63,7 +63,7 @@ def one_forward_one_backward(stage: int, stages: int, microbatches: int, chunks:
 
 
 def zero_bubble_h1(stage: int, stages: int, microbatches: int, chunks: int) -> Order:
-    """Orders 1F1B with weight gradients that run s microbatches late on stage s, so that other gradients do not wait.
+    """Orders 1F1B with weight gradients delayed by s microbatches on stage s, so that other gradients do not wait.
 
     Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2.1 (ZB-H1).
     """
@@ -71,12 +71,13 @@ def zero_bubble_h1(stage: int, stages: int, microbatches: int, chunks: int) -> O
 
 
 def zero_bubble_v(stage: int, stages: int, microbatches: int, chunks: int) -> Order:
-    """Orders two chunks on each stage, one on the way down the stages and one on the way up.
+    """Orders two chunks on each stage: chunk 0 for the pass down the stages, chunk 1 for the pass back up.
 
-    Chunk 0 runs ahead until the way up comes by; from then on a stage takes one microbatch through all it has to do on
-    one chunk, then on the other. Near the end gradients go first, and the weights fill what is left.
+    A stage runs forwards of chunk 0 until the first microbatch arrives on the way up. It then runs all actions of one
+    microbatch on one chunk, then all of one on the other. Near the end, backwards to the input take precedence, and
+    backwards to the weights fill the remaining ticks.
 
-    The order is that of at least 2 S - 1 microbatches; where there are fewer, those it has too many are left out.
+    The order is made for at least 2 S - 1 microbatches; if there are fewer, the excess ones are left out.
 
     Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism" (ZB-V); Qi et al. 2024, "Pipeline Parallelism with
     Controllable Memory" (V-ZB).
@@ -104,10 +105,10 @@ def _in_turn(sizes: Sequence[int], chunks: int, *, warmup: int, late: int = 0) -
     """Orders some forwards, then alternates forwards and backwards, then the remaining backwards.
 
     Args:
-        sizes: Microbatches in each group; a group passes all chunks before the next begins.
-        chunks: V.
-        warmup: Forwards before the first that is followed by a backward.
-        late: Backwards to the input that run between that of a microbatch and the one to its weights.
+        sizes: The number of microbatches in each group; a group passes all chunks before the next group starts.
+        chunks: V, the number of chunks.
+        warmup: The number of forwards before the first one that is followed by a backward.
+        late: The number of backwards to the input between that of a microbatch and its backward to the weights.
     """
     forwards = _in_groups(F, sizes, range(chunks))
     inputs = _in_groups(B, sizes, range(chunks)[::-1])
@@ -134,11 +135,11 @@ class Recipe(NamedTuple):
     """The recipe for the table of a schedule.
 
     Attributes:
-        order: (stage, stages, microbatches, chunks) -> what this stage does, first to last.
+        order: (stage, stages, microbatches, chunks) -> the actions of this stage in order.
         chunks: The default V.
         chunks_vary: Whether V can be changed.
-        placement: Where the virtual stages are.
-        joint: Whether both halves of a backward come before the gradient is passed on.
+        placement: The placement of the virtual stages.
+        joint: Whether both halves of a backward run before the gradient is passed on.
     """
 
     order: Callable[[int, int, int, int], Order]
@@ -166,14 +167,15 @@ def make_schedule(
         name: One of SCHEDULES, or the path of a CSV file of your own.
         stages: S, the size of the mesh axis `pipe`.
         microbatches: M, at least S.
-        virtual: V, chunks on each stage; None = what the schedule is made for (2 in `interleaved_1f1b` and `zbv`).
+        virtual: V, the number of chunks on each stage; None = the schedule's default (2 in `interleaved_1f1b` and
+            `zbv`, otherwise 1).
         recompute: Whether each backward recomputes its forward, so that a stage holds only inputs between the two.
 
     Returns:
-        A table that `check` accepts.
+        A table that passes `check`.
 
     Raises:
-        UserError: The name is unknown, or the sizes do not fit it or each other.
+        UserError: The name is unknown, or the sizes are invalid for the schedule or do not fit each other.
     """
     if name.endswith(".csv"):
         if recompute:
@@ -230,12 +232,12 @@ def too_few_microbatches(stages: int, microbatches: int) -> str:
 
 
 def _recomputed(order: Order) -> Order:
-    """Puts a recompute in front of each backward."""
+    """Inserts a recomputed forward before each backward."""
     return [each for action in order for each in ((action._replace(kind=R), action) if action.kind == B else (action,))]
 
 
 def _place(empty: Schedule, orders: Sequence[Order]) -> Schedule:
-    """Puts every action at the earliest tick at which its stage is free and what it needs is done."""
+    """Places every action at the earliest tick at which its stage is free and its inputs are complete."""
     when: dict[tuple[int, Action], float] = {
         (stage, action): inf for stage, order in enumerate(orders) for action in order
     }

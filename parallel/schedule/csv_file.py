@@ -1,12 +1,12 @@
-"""Schedules as CSV files: a user's own table in, any table out.
+"""Reads pipeline schedules from CSV files, and writes them.
 
     # placement: v
     F0,    , F0.1, B0.1, W0.1, B0, W0
 
-One line per stage, one cell per tick: F (forward), R (recompute), B (backward to the input) or W (to the weights), then
-the microbatch, then a point and the chunk where it is not chunk 0. An empty cell is an idle tick. The cells tell how
-many stages, microbatches and chunks there are. Lines that begin with # come first; two of them mean something:
-`# placement: loop` or `v`, and `# joint: true` where a gradient is passed on only after its W.
+One line per stage, one cell per tick: F (forward), R (recompute), B (backward to the input) or W (backward to the
+weights), then the microbatch and, if the chunk is not 0, a dot and the chunk. An empty cell is an idle tick. The
+numbers of stages, microbatches and chunks follow from the cells. Lines that start with # come first; two of them are
+settings: `# placement: loop` or `v`, and `# joint: true` if a gradient is passed on only after its W.
 """
 
 import csv
@@ -32,11 +32,11 @@ def read_schedule(
     Args:
         path: A CSV file.
         stages: The required number of stages S; None for any.
-        microbatches: M.
-        virtual: V.
+        microbatches: The required number of microbatches M; None for any.
+        virtual: The required number of chunks V; None for any.
 
     Returns:
-        The schedule, under the file's name.
+        The schedule, named after the file.
 
     Raises:
         UserError: The file cannot be read, a cell or setting is invalid, sizes differ from the required ones, or
@@ -64,7 +64,7 @@ def parse_schedule(text: str, path: str | Path) -> Schedule:
 
     Args:
         text: The text, written by `csv_text` or a spreadsheet.
-        path: Where it is from; the last part is the schedule's name.
+        path: The path of the text; its last part is the schedule's name.
 
     Raises:
         UserError: A cell or setting is invalid, or the schedule cannot run.
@@ -98,7 +98,7 @@ def parse_schedule(text: str, path: str | Path) -> Schedule:
 
 
 def csv_text(schedule: Schedule) -> str:
-    """Writes a schedule so that `read_schedule` reads the same table."""
+    """Returns a schedule as text that `parse_schedule` reads as the same table."""
     settings = []
     if schedule.placement != "loop":
         settings.append(f"# placement: {schedule.placement}")
@@ -124,7 +124,7 @@ def _settings(lines: Sequence[str], problems: list[str]) -> dict[str, str]:
 
 
 def _by_stage(lines: Sequence[str], problems: list[str]) -> tuple[tuple[Action | None, ...], ...]:
-    """Reads the actions of one stage from each line that has cells; short lines, as spreadsheets write, end idle."""
+    """Reads the actions of one stage from each nonempty line; short lines, as in spreadsheets, end with idle ticks."""
     by_stage: list[list[Action | None]] = []
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):

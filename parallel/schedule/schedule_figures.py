@@ -1,4 +1,4 @@
-"""The figures of a pipeline schedule, as text and as plain values."""
+"""The figures of a pipeline schedule, as text and as JSON values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from .timing import Timing, peak_activations, peak_inputs
 
 
 def schedule_to_json(schedule: Schedule, timing: Timing) -> dict[str, Any]:
-    """Returns the figures of a schedule as plain values, for `--json`."""
+    """Returns the figures of a schedule as JSON values, for `--json`."""
     return {
         "name": schedule.name,
         "stages": schedule.stages,
@@ -29,7 +29,7 @@ def summarize(schedule: Schedule, timing: Timing) -> str:
         ("peak activations", _join(peak_activations(schedule)), "microbatches, stage by stage"),
     ]
     if any(peak_inputs(schedule)):
-        rows.append(("peak inputs", _join(peak_inputs(schedule)), "microbatches of which only a stage's input is kept"))
+        rows.append(("peak inputs", _join(peak_inputs(schedule)), "microbatches with only their input on a stage"))
     width = max(len(value) for _, value, _ in rows if len(value) <= 16)  # the values of many stages can be longer
     return "\n".join(f"{name:<18}{value:<{width}}  {meaning}" for name, value, meaning in rows)
 

@@ -1,21 +1,22 @@
-"""A pipeline schedule is a table: which action each stage runs at each tick.
+"""A pipeline schedule as a table: the action of each stage at each tick.
 
                 tick  0    1    2    3    4    5    6    7
     stage 0           F0   F1   .    .    B0   W0   B1   W1       F  forward of a microbatch
     stage 1           .    F0   B0   W0   F1   B1   W1   .        B  backward to the input,  W  to the weights
 
-One table is all that the executor, the drawing, the memory and the time know of a schedule. It is checked here before
-anything is compiled, so a schedule that would deadlock is an error with a stage and a tick, not a hang.
+The executor, the drawing, and the calculations of memory and time use only this table. It is checked here before
+compilation, so a schedule that would deadlock is an error with a stage and a tick instead of a hang.
 
-The model is cut into S x V *virtual stages*, numbered in the order of the model. Each of S stages has V of them, which
-are its *chunks*. Virtual stages go round the stages ("loop": chunk v of stage s is v S + s), or down the stages and up
-again ("v", V = 2: s and 2S - 1 - s).
+The model is cut into S x V *virtual stages*, numbered in the order of the model. Each of the S stages has V of them,
+its *chunks*. The placement "loop" assigns virtual stages round-robin (chunk v of stage s is v S + s). The placement "v"
+assigns them down the stages and up again (V = 2: s and 2S - 1 - s).
 
-Every action is a tick of its own: forward, recompute (R: the forward again, for its backward), backward to the input,
+Every action takes one tick: forward, recompute (R: the forward again, for its backward), backward to the input, or
 backward to the weights. All stages run one compiled program, and a `ppermute` of all stages ends each tick, so a tick
-lasts as long as its slowest action. Were a whole backward one action (twice a forward), a tick in which one stage runs
-a forward and another a backward would cost 2 for both; 1F1B mixes the two in all ticks but the first and the last, and
-would lose a third. Four actions of about one length lose nothing. `measure` (timing.py) counts such ticks as they are.
+lasts as long as its slowest action. If a whole backward were one action (twice as long as a forward), a tick with a
+forward on one stage and a backward on another would cost 2 for both. 1F1B has both in all ticks except the first and
+the last, so it would lose a third. Four actions of about equal length avoid this loss. `measure` (timing.py) uses the
+actual length of each tick.
 
 Sources: Huang et al. 2019, "GPipe", section 2.3 (microbatches, bubbles, recomputing); Narayanan et al. 2021, "Efficient
 Large-Scale Language Model Training on GPU Clusters", section 2.2 (chunks); Qi et al. 2023, "Zero Bubble Pipeline
@@ -53,7 +54,7 @@ class Action(NamedTuple):
     """One tick of one stage.
 
     Attributes:
-        kind: What is computed; never IDLE, for which a schedule has None.
+        kind: The kind of the action; never IDLE (a schedule has None for an idle tick).
         microbatch: The index of the microbatch, from 0.
         chunk: The index of the stage's virtual stage, from 0.
     """
@@ -72,14 +73,14 @@ class Schedule:
     """A table of stages x ticks.
 
     Attributes:
-        name: What it is called.
+        name: The name of the schedule.
         stages: S, the size of the mesh axis `pipe`.
-        microbatches: M, into which the rows of a batch are split.
-        chunks: V, virtual stages on each stage.
-        placement: Where the virtual stages are: round the stages, or down and up again.
-        joint: Whether a gradient is passed on only after backward to the weights, as where autodiff makes both halves
-            of backward in one go.
-        by_stage: [stage][tick], None where the stage is idle; all of one length.
+        microbatches: M, the number of microbatches that the rows of a batch are split into.
+        chunks: V, the number of virtual stages on each stage.
+        placement: The placement of the virtual stages: "loop" (round-robin) or "v" (down the stages and up again).
+        joint: Whether a gradient is passed on only after backward to the weights, as if autodiff computed both halves
+            of backward at once.
+        by_stage: [stage][tick]; None if the stage is idle. All stages have the same number of ticks.
     """
 
     name: str
@@ -92,16 +93,16 @@ class Schedule:
 
     @property
     def num_ticks(self) -> int:
-        """Ticks from the first action to the last."""
+        """The number of ticks from the first action to the last."""
         return len(self.by_stage[0])
 
     @property
     def num_virtual_stages(self) -> int:
-        """S x V, the parts that the model is cut into."""
+        """S x V, the number of parts that the model is cut into."""
         return self.stages * self.chunks
 
     def virtual_stage(self, stage: int, chunk: int) -> int:
-        """Returns the virtual stage that a stage's chunk is, from 0."""
+        """Returns the index, from 0, of the virtual stage of a stage's chunk."""
         if self.placement == "v" and chunk == 1:
             return 2 * self.stages - 1 - stage
         return chunk * self.stages + stage
@@ -114,7 +115,7 @@ class Schedule:
     def needs(self, stage: int, action: Action) -> list[tuple[int, Action]]:
         """Returns the actions that must run at an earlier tick, as (stage, action).
 
-        A backward names its recompute too, which counts only where the table has one.
+        For a backward, they include its recompute, which the caller ignores if the table does not have it.
         """
         kind, microbatch, chunk = action
         here = self.virtual_stage(stage, chunk)
@@ -146,14 +147,14 @@ Places = dict[tuple[int, Action], int]
 
 
 def check(schedule: Schedule) -> None:
-    """Checks that a schedule can run and does everything that training needs, once.
+    """Checks that a schedule can run, and that it has every action of a training step exactly once.
 
     Raises:
-        UserError: The message lists all problems: a number of chunks that the placement does not have, actions that are
-            missing or repeated, and actions at or before the tick of what they need.
+        UserError: The message lists all problems: a number of chunks that is invalid for the placement, missing or
+            repeated actions, and actions that do not run after the actions that they need.
     """
     if schedule.placement == "v" and schedule.chunks != 2:
-        problems = [f"placement v goes down the stages and up again, with 2 chunks on each, not {schedule.chunks}"]
+        problems = [f"placement v needs 2 chunks on each stage, got {schedule.chunks}"]
     else:
         when, problems = _placed(schedule)
         problems += _missing(schedule, when) + _too_early(schedule, when)
@@ -167,7 +168,7 @@ def _placed(schedule: Schedule) -> tuple[Places, list[str]]:
     for tick, stage, action in schedule.actions():
         first = when.setdefault((stage, action), tick)
         if first != tick:
-            problems.append(f"stage {stage}, tick {tick}: {action} is there twice; it was run at tick {first}")
+            problems.append(f"stage {stage}, tick {tick}: {action} is repeated; it already ran at tick {first}")
     return when, problems
 
 

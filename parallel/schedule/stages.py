@@ -1,9 +1,9 @@
 """The assignment of blocks to pipeline stages, and the order in which they are stored.
 
-A schedule splits the model into S x V virtual stages, V on each of S stages. Each has some consecutive blocks, as
-evenly as possible, or as given by `strategy.pipe.layers`. Dim 0 of the leaves under "blocks" is stored stage by stage,
-chunk by chunk, so that splitting it over the mesh axis `pipe` gives every stage its own. Empty slots are filled with
-zeros, which are never read:
+A schedule splits the model into S x V virtual stages, V on each of S stages. Each virtual stage has consecutive blocks,
+split as evenly as possible or as given by `strategy.pipe.layers`. Dim 0 of the leaves under "blocks" is stored stage by
+stage, chunk by chunk, so that splitting it over the mesh axis `pipe` gives every stage its own blocks. Empty slots
+contain zeros, which are never read:
 
     8 blocks, S = 2, V = 2, "loop"     virtual stages 0 2 | 1 3     stored 0 1 4 5 | 2 3 6 7
     5 blocks, S = 2, V = 1             virtual stages 0 | 1         stored 0 1 2 | 3 4 -
@@ -28,7 +28,7 @@ class Stages:
         stages: S, the size of the mesh axis `pipe`.
         chunks: V, the virtual stages on each stage.
         counts: [stage][chunk]: The number of blocks on that virtual stage.
-        starts: [stage][chunk]: The first of them.
+        starts: [stage][chunk]: The first block of that virtual stage.
     """
 
     stages: int
@@ -38,7 +38,7 @@ class Stages:
 
     @property
     def slots(self) -> int:
-        """The slots stored for each virtual stage: the blocks of the largest."""
+        """The number of slots stored for each virtual stage: the blocks of the largest one."""
         return max(map(max, self.counts))
 
     @property

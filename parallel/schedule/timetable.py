@@ -1,17 +1,17 @@
-"""A schedule as the executor reads it: for each tick and stage, what to run and where in memory its values lie.
+"""A schedule in the form that the executor reads: the action and the slots of its values, for each tick and stage.
 
-Everything about a schedule is known before anything is compiled, so it is worked out here, on the host, into arrays of
-integers (ticks x stages). A value that must wait is stored in a numbered slot of one of three buffers, from the tick
-that makes it to the last that reads it; a slot is used again as soon as it is free. A buffer has as many slots as are
-in use at once on the stage that needs most, so memory follows the schedule's peak and not the number of microbatches.
+A schedule is known before compilation, so it is converted here, on the host, to arrays of integers (ticks x stages). A
+value that is needed later is stored in a numbered slot of one of three buffers, from the tick that computes it to the
+last tick that reads it; then the slot is reused. A buffer has as many slots as are in use at the same time on the stage
+that needs most, so memory depends on the schedule's peak and not on the number of microbatches.
 
-    inbox       activations and gradients that arrived from other stages    from arrival to the action that reads them
-    residuals   what forward leaves for backward                            from F (or R, where it recomputes) to W
-    deferred    what the first half of backward leaves for the second       from B to W
+    inbox       activations and gradients received from other stages        from arrival to the action that reads them
+    residuals   the values that forward keeps for backward                  from F (or R, with recomputation) to W
+    deferred    the values that B, the first half of backward, keeps for W  from B to W
 
 `blocks/split_backward.py` finds the residuals and the deferred values of a block.
 
-The inbox has one slot more, the last, for unread messages: all stages receive at every tick.
+The inbox has one additional slot, the last, for unread messages: all stages receive at every tick.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,7 +24,7 @@ from .schedule_table import Action, Kind, Schedule
 from .stages import Stages
 
 Integers: TypeAlias = Any
-"""int32: an array (ticks, stages) on the host; a traced scalar where the executor has arrived at a tick and a stage."""
+"""int32: an array (ticks, stages) on the host; a traced scalar of one tick and stage in the executor."""
 
 
 class Entry(NamedTuple):
@@ -33,18 +33,18 @@ class Entry(NamedTuple):
     Attributes:
         kind: A `Kind`.
         microbatch: The index of the microbatch.
-        stored_block: Where the first block of the chunk lies in the stage's part of the parameters.
-        block: Which block of the model that is.
-        num_blocks: How many blocks the chunk has.
-        embeds: 1 if the action begins with the embedding (forward) or ends with it (backward).
-        heads: 1 on the model's last virtual stage: a forward goes on to the head, a backward begins with it.
-        reads: Slot of the inbox with what the action starts from.
-        residuals: Slot of the residuals.
-        deferred: Slot of what B defers to W.
-        from_below: Slot of the inbox for what arrives from the stage before at the end of this tick.
-        from_above: Slot of the inbox for what arrives from the next stage.
-        from_self: Slot of the inbox for the stage's own result.
-        sends: Index into `Timetable.sends`; the same on all stages.
+        stored_block: The index of the chunk's first block among the blocks stored on the stage.
+        block: The index of that block in the model.
+        num_blocks: The number of blocks in the chunk.
+        embeds: 1 if the action starts with the embedding (forward) or ends with it (backward).
+        heads: 1 on the model's last virtual stage: a forward continues to the head, a backward starts with it.
+        reads: The slot of the inbox with the action's input.
+        residuals: The slot of the residuals.
+        deferred: The slot of the values that B defers to W.
+        from_below: The slot of the inbox for the message from the previous stage at the end of this tick.
+        from_above: The slot of the inbox for the message from the next stage.
+        from_self: The slot of the inbox for the stage's own result.
+        sends: The index in `Timetable.sends`; the same on all stages.
     """
 
     kind: Integers
@@ -79,17 +79,17 @@ class Timetable(NamedTuple):
     """A schedule as integers.
 
     Attributes:
-        entries: What each stage does at each tick.
-        inbox: Slots of the inbox, the last one, for unread messages, included.
-        residuals: Slots of the buffer of residuals, each of `blocks_per_slot` blocks.
-        deferred: Slots of the buffer of deferred values, likewise.
-        blocks_per_slot: Blocks of the largest virtual stage.
-        stored_blocks: Blocks stored on each stage, for all its chunks.
-        microbatches: M.
+        entries: The action of each stage at each tick.
+        inbox: The number of slots of the inbox, including the last one, for unread messages.
+        residuals: The number of slots for residuals, each of `blocks_per_slot` blocks.
+        deferred: The number of slots for deferred values, each of `blocks_per_slot` blocks.
+        blocks_per_slot: The number of blocks in the largest virtual stage.
+        stored_blocks: The number of blocks stored on each stage, for all its chunks.
+        microbatches: M, the number of microbatches.
         neighbors: All pairs of neighbors that ever exchange messages.
-        sends: The different exchanges that end a tick.
-        both_ways: Whether activations and gradients travel in both directions, and not each in one alone.
-        recomputes: Whether forwards are recomputed, and leave no residuals the first time.
+        sends: The different exchanges at the end of a tick.
+        both_ways: Whether activations and gradients both travel in both directions.
+        recomputes: Whether forwards are recomputed, so that the first forward does not keep residuals.
     """
 
     entries: Entry
@@ -106,12 +106,12 @@ class Timetable(NamedTuple):
 
 
 class Pipeline(NamedTuple):
-    """A pipeline, worked out.
+    """A pipeline that is ready for the executor.
 
     Attributes:
-        schedule: Who does what when.
-        stages: Which layers live where.
-        timetable: The schedule as the executor reads it.
+        schedule: The table of actions.
+        stages: The blocks of each stage.
+        timetable: The schedule in the form that the executor reads.
     """
 
     schedule: Schedule
@@ -129,11 +129,11 @@ class _Message(NamedTuple):
 
 
 def make_timetable(schedule: Schedule, stages: Stages) -> Timetable:
-    """Turns a schedule into integers.
+    """Converts a schedule to integers.
 
     Args:
-        schedule: A schedule that `check` accepts, or one of forwards alone.
-        stages: Where the blocks live.
+        schedule: A schedule that passes `check`, or one with only forwards.
+        stages: The blocks of each stage.
     """
     shape = (schedule.num_ticks, schedule.stages)
     table = Entry(*(np.zeros(shape, np.int32) for _ in Entry._fields))
@@ -173,7 +173,7 @@ def _describe(table: Entry, schedule: Schedule, stages: Stages, stage: int, acti
 
 
 def _messages(schedule: Schedule, when: dict[tuple[int, Action], int]) -> Iterator[_Message]:
-    """Sends what a forward makes one virtual stage on (from the last: to its own backward), and dx one back."""
+    """Yields the messages: activations to the next virtual stage (from the last: to its own backward), dx back."""
     for (stage, action), sent in when.items():
         here, last = schedule.virtual_stage(stage, action.chunk), schedule.num_virtual_stages - 1
         if action.kind == Kind.FORWARD and here < last:
@@ -192,7 +192,7 @@ def _messages(schedule: Schedule, when: dict[tuple[int, Action], int]) -> Iterat
 
 
 def _direction(schedule: Schedule, kind: Kind, sender: int, receiver: int) -> str:
-    """From which side the receiver gets it; round the stages, activations only go up and gradients only down."""
+    """Returns the side that a message arrives from; in a loop, activations only go up and gradients only down."""
     if sender == receiver:
         return "from_self"
     up = receiver > sender if schedule.placement == "v" else kind == Kind.FORWARD
@@ -200,7 +200,7 @@ def _direction(schedule: Schedule, kind: Kind, sender: int, receiver: int) -> st
 
 
 def _place_messages(table: Entry, messages: list[_Message]) -> int:
-    """Gives messages slots of the inbox, writes both ends into the table, and returns the number of slots."""
+    """Assigns slots of the inbox to messages, writes both ends to the table, and returns the number of slots."""
     slots = allocate((message.receiver, message.sent, max(message.read)) for message in messages)
     count = max(slots, default=-1) + 1
     for array in (table.reads, table.from_below, table.from_above, table.from_self):
@@ -222,12 +222,12 @@ def _place_sends(table: Entry, unread: int) -> tuple[Sends, ...]:
 
 
 def _place_held(slots_of: np.ndarray, when: dict[tuple[int, Action], int], makers: tuple[Kind, ...]) -> int:
-    """Gives slots to what one action leaves for those up to W, and returns their number.
+    """Assigns slots to the values that one action keeps for the actions up to W, and returns the number of slots.
 
     Args:
-        slots_of: The slots, written here: (ticks, stages).
+        slots_of: The output, the slots by tick and stage: (ticks, stages).
         when: (stage, action) -> tick.
-        makers: The kinds that may make it; of those that the schedule has, the first does.
+        makers: The kinds that may compute the values; the first one that the schedule has is used.
     """
     held = [(stage, action.microbatch, action.chunk) for stage, action in when if action.kind == Kind.BACKWARD_WEIGHT]
     lives = []
@@ -245,13 +245,14 @@ def _place_held(slots_of: np.ndarray, when: dict[tuple[int, Action], int], maker
 
 
 def allocate(lives: Iterable[tuple[int, int, int]]) -> list[int]:
-    """Gives each value a slot that no other value of its stage has while it lives.
+    """Assigns each value a slot that no other value of its stage uses during its lifetime.
 
     Args:
-        lives: (stage, start, stop) of each value; a slot is free again for a value that starts where another stops.
+        lives: (stage, start, stop) of each value; a slot can be reused from the tick in which its value stops.
 
     Returns:
-        A slot for each, from 0; as few as the most that live at once on one stage.
+        A slot for each value, from 0. The number of slots is the largest number of values that live at the same time on
+        one stage.
     """
     lives = list(lives)
     slots = [0] * len(lives)

@@ -1,9 +1,9 @@
 """The costs of a schedule: its time, its bubble, and the activations that each stage holds at once.
 
-The time of a table is the sum over its ticks of the slowest action in each, because all stages meet in the `ppermute`
-that ends a tick. The ideal time lets each stage run its actions in the same order, each as soon as what it needs is
-there; the difference between the two is what meeting costs. At equal costs there is none, for any schedule of
-builders.py.
+The time of a table is the sum over its ticks of the slowest action in each, because the `ppermute` that ends a tick
+synchronizes all stages. For the ideal time, each stage runs its actions in the same order, each as soon as its inputs
+are available. The difference between the two is the cost of synchronization. With equal costs it is zero for every
+schedule of builders.py.
 
 Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section 2.2 (the share
 of bubbles); Qi et al. 2024, "Pipeline Parallelism with Controllable Memory" (lifetimes of activations).
@@ -24,7 +24,7 @@ class Timing(NamedTuple):
     """The duration of a schedule, in units of its costs.
 
     Attributes:
-        ticks: Ticks of the table.
+        ticks: The number of ticks in the table.
         time: The duration of the table: each tick lasts as long as its slowest action, and 0 if all stages are idle.
         ideal_time: The duration if each action starts as soon as its inputs are available.
         bubble: The share of `time` in which a stage is idle, over all stages, from 0 to 1.
@@ -40,22 +40,22 @@ def measure(schedule: Schedule, costs: Sequence[float] = UNIT_COSTS) -> Timing:
     """Times a schedule.
 
     Args:
-        schedule: One that `check` accepts.
+        schedule: A schedule that passes `check`.
         costs: The costs of a stage's forward, backward to the input and backward to the weights; a chunk costs 1 / V of
-            each, and a recompute costs a forward (less, where a chunk is one block). What moves costs nothing.
+            each. A recompute costs as much as a forward, or less if a chunk is one block. Transfers cost nothing.
 
     Returns:
-        Its ticks, times and bubble.
+        The number of ticks, the times and the bubble.
 
     Raises:
         UserError: The costs are not three positive numbers.
     """
-    length = _of_a_stage(costs)  # divided by V once, at the end, so that nothing is rounded before
+    length = _action_costs(costs)  # divided by V once, at the end, to avoid rounding
     slowest: list[float] = [0] * schedule.num_ticks
-    free: list[float] = [0] * schedule.stages  # when each stage has done what it was given so far
+    free: list[float] = [0] * schedule.stages  # the time at which each stage has finished its actions so far
     done: dict[tuple[int, Action], float] = {}
     busy = 0.0
-    for tick, stage, action in schedule.actions():  # tick by tick, so what an action needs is done before it
+    for tick, stage, action in schedule.actions():  # in the order of ticks: the inputs of an action come first
         lasts = length[action.kind]
         start = max([free[stage], *(done.get(need, 0) for need in schedule.needs(stage, action))])
         free[stage] = done[stage, action] = start + lasts
@@ -67,12 +67,12 @@ def measure(schedule: Schedule, costs: Sequence[float] = UNIT_COSTS) -> Timing:
 
 
 def action_lengths(schedule: Schedule, costs: Sequence[float] = UNIT_COSTS) -> dict[Kind, float]:
-    """Returns how long each kind of action takes on one chunk; see `measure`."""
-    return {kind: cost / schedule.chunks for kind, cost in _of_a_stage(costs).items()}
+    """Returns the length of each kind of action on one chunk; see `measure`."""
+    return {kind: cost / schedule.chunks for kind, cost in _action_costs(costs).items()}
 
 
 def tick_lengths(schedule: Schedule, costs: Sequence[float] = UNIT_COSTS) -> list[float]:
-    """Returns how long each tick lasts: as long as its slowest action."""
+    """Returns the length of each tick, which is that of its slowest action."""
     length = action_lengths(schedule, costs)
     slowest: list[float] = [0] * schedule.num_ticks
     for tick, _, action in schedule.actions():
@@ -80,12 +80,12 @@ def tick_lengths(schedule: Schedule, costs: Sequence[float] = UNIT_COSTS) -> lis
     return slowest
 
 
-def _of_a_stage(costs: Sequence[float]) -> dict[Kind, float]:
+def _action_costs(costs: Sequence[float]) -> dict[Kind, float]:
     if len(costs) != 3 or not all(isfinite(cost) and cost > 0 for cost in costs):
         given = ",".join(f"{cost:g}" for cost in costs)
         raise UserError(
-            f"costs {given} are not three positive numbers. Give those of forward, backward to the input and backward "
-            "to the weights, such as 1,1.2,0.9."
+            f"costs must be three positive numbers, got {given}. Give those of forward, backward to the input and "
+            "backward to the weights, such as 1,1.2,0.9."
         )
     forward, backward_input, backward_weight = costs
     return {
@@ -99,8 +99,8 @@ def _of_a_stage(costs: Sequence[float]) -> dict[Kind, float]:
 def live_activations(schedule: Schedule, stage: int) -> list[int]:
     """Counts the activations that a stage holds in each tick, in microbatches of one chunk.
 
-    They live from the forward's tick to the end of the backward to the weights; where a forward is recomputed they live
-    from the recompute, and the stage holds only the chunk's input before.
+    They live from the tick of the forward to the end of the backward to the weights. If a forward is recomputed, they
+    live from the recompute; before it, the stage holds only the chunk's input.
     """
     actions, recomputed = schedule.by_stage[stage], _recomputed(schedule, stage)
     starts = [
@@ -120,12 +120,12 @@ def live_inputs(schedule: Schedule, stage: int) -> list[int]:
 
 
 def peak_activations(schedule: Schedule) -> list[int | float]:
-    """Returns the most microbatches whose activations each stage holds at once; those of one chunk count 1 / V."""
+    """Returns the peak number of microbatches with activations on each stage; those of one chunk count 1 / V."""
     return [_whole(max(live_activations(schedule, stage)), schedule.chunks) for stage in range(schedule.stages)]
 
 
 def peak_inputs(schedule: Schedule) -> list[int | float]:
-    """Returns the most microbatches of which each stage holds the input alone; 0 where nothing is recomputed."""
+    """Returns the peak number of microbatches with only their input on each stage; 0 without recomputation."""
     return [_whole(max(live_inputs(schedule, stage)), schedule.chunks) for stage in range(schedule.stages)]
 
 
@@ -135,7 +135,7 @@ def _recomputed(schedule: Schedule, stage: int) -> set[tuple[int, int]]:
 
 
 def _held(starts: Sequence[bool], ends: Sequence[bool]) -> list[int]:
-    """Counts what has started and not ended; what ends in a tick is still there in it."""
+    """Counts the values that exist in each tick, from their start to the tick in which they end."""
     started, ended = accumulate(starts), accumulate(ends, initial=0)
     return [a - b for a, b in zip(started, ended, strict=False)]
 

@@ -1,11 +1,11 @@
-"""How the rows of a batch are split over the mesh: the axes, and whether a number of rows fits.
+"""The split of a batch's rows over the mesh: its axes, and checks of the number of rows.
 
-A model with rows that depend on each other, such as batch norm, sums over the axes that split the rows:
+A model with rows that depend on each other, such as one with batch norm, sums over the axes that split the rows:
 
     mean = lax.pmean(x.mean(0), spmdkit.batch_axes())      in a loss, or as axis_name= of a library's batch norm
 
-`batch_axes` returns the axes in force where the loss is traced: several inside a step on a mesh, and none on one
-device, where a sum over zero axes is the value itself. The same code is therefore correct everywhere.
+`batch_axes` returns the axes of the current trace: inside a step on a mesh, those that split rows; on one device, none.
+A sum over zero axes is the value itself, so the same code is correct in both cases.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,9 +24,9 @@ _requests: ContextVar[list[bool] | None] = ContextVar("requests", default=None)
 
 
 def batch_axes() -> tuple[str, ...]:
-    """Returns the mesh axes that split the rows of the batch where this is traced.
+    """Returns the mesh axes that split the rows of the batch in the current trace.
 
-    Call it inside the loss, while it is traced, and never where a module is constructed: outside a step it returns ().
+    Call it inside the loss, which is traced, and never while a module is constructed: outside a step it returns ().
 
     Returns:
         Names for `lax.psum`, `lax.pmean` and the `axis_name` of a library; () on one device.
@@ -37,7 +37,7 @@ def batch_axes() -> tuple[str, ...]:
 
 
 def uses_batch_axes(function: Callable[..., Any], *arguments: Any) -> bool:
-    """Returns whether a function calls `batch_axes` when it is traced, so that its rows depend on each other.
+    """Returns whether a function calls `batch_axes` when it is traced, which means that its rows depend on each other.
 
     Args:
         function: A traceable function.

@@ -1,6 +1,7 @@
-"""All invalid combinations in one plan, reported together before anything is compiled.
+"""Finds all invalid combinations in a plan, so that they are reported together before compilation.
 
-They are layouts that the step cannot use, the `check` of each strategy, and pairs of strategies that do not combine.
+They are layouts that the step cannot use, problems from the `check` of each strategy, and pairs of strategies that do
+not combine.
 """
 
 from ...layouts.output_rules import output_rule_problems
@@ -34,7 +35,7 @@ def problems(model: Model | BlockModel, plan: ShardingPlan) -> list[str]:
 
 
 def _prefetch_problems(plan: ShardingPlan) -> list[str]:
-    """Rejects prefetching with stages, or with blocks that are kept for the entire step."""
+    """Rejects prefetching with pipeline stages, and with blocks that are kept for the entire step."""
     found = []
     if not plan.in_force("fsdp", "prefetch", 0):
         return found

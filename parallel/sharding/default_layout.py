@@ -1,7 +1,7 @@
-"""The layout of a parameter without a user rule: each strategy adds its axis to the layout of the others.
+"""The layout of a parameter without a user rule: each strategy adds its axis to the layout of the previous ones.
 
-Strategies go from the fastest network to the slowest: what the model splits itself (tensor, expert), FSDP, the
-stages of a pipeline. So an axis that a step makes whole first is the innermost of a dim.
+Strategies are applied from the fastest network to the slowest: those of the model's own work (tensor, expert), then
+FSDP, then the stages of a pipeline. The axis that a step gathers first is therefore the innermost of a dim.
 """
 
 import re
@@ -31,7 +31,7 @@ def default_layout(model: Model | BlockModel, plan: MeshPlan) -> Default:
         plan: The plan of the mesh.
 
     Returns:
-        A function from (path, global shape and dtype) to the layout and the reasons for it.
+        A function from (path, global shape and dtype) to the layout and its reasons.
     """
 
     def place(path: str, leaf: ShapeDtypeStruct) -> tuple[TensorLayout, str]:
@@ -49,7 +49,7 @@ def default_layout(model: Model | BlockModel, plan: MeshPlan) -> Default:
 def settle_fsdp(
     model: Model | BlockModel, plan: MeshPlan, params: Params, rules: LayoutMap | None
 ) -> tuple[MeshPlan, int, tuple[str, ...]]:
-    """Drops the floor of fsdp if no parameter reaches it, and finds the parameters that fsdp cannot split.
+    """Removes the floor of fsdp if no parameter reaches it, and finds the parameters that fsdp cannot split.
 
     Args:
         model: The model, split.

@@ -1,4 +1,4 @@
-"""From a strategy to the layout of every parameter: the plan that a step is built from."""
+"""Determines the plan of a step: from a strategy to the layout of every parameter."""
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -40,7 +40,7 @@ def abstract_parameters(model: Model | BlockModel, precision: Precision) -> Para
     """Returns the shapes and dtypes of a model's stored parameters, without creating arrays.
 
     Raises:
-        ModelError: The model's init cannot be called, raises, or returns what cannot be trained.
+        ModelError: The model's init cannot be called, raises an exception, or returns untrainable values.
     """
     return jax.eval_shape(lambda params: cast_floats(params, precision.params), abstract_init(model))
 
@@ -72,7 +72,7 @@ def lay_out(
         indivisible: The handling of a rule that splits a dim that its axes do not divide: `error`, `replicate` or
             `next_dim`. A parameter without a rule that fsdp cannot split stays whole; `replicate` omits the warning.
         precision: The dtypes; `params` determines the bytes.
-        devices: The devices of the mesh by name; all by default. They must exist only when a step runs.
+        devices: The names of the mesh devices; all devices by default. They have to exist only when a step runs.
         frozen: The paths of parameters that do not train: a step does not compute or send gradients for them.
 
     Returns:
@@ -127,7 +127,7 @@ def lay_out(
 
 
 def _used_table(table: LayoutTable) -> LayoutTable:
-    """Returns the layouts within a step: every strategy drops the axis that it gathers at the start."""
+    """Returns the layouts within a step: every strategy removes the axis that it gathers over at the start."""
 
     def used(row: LayoutRow) -> LayoutRow:
         layout = row.layout
@@ -157,7 +157,7 @@ def _with_layout(row: LayoutRow, rule: str, layout: TensorLayout) -> LayoutRow:
 
 
 def _required_axes(plan: MeshPlan) -> tuple[str, ...]:
-    """Returns the axes that are useless unless some parameter is split over them."""
+    """Returns the axes over which at least one parameter must be split."""
     used = [axis for axis in plan.mesh.axis_names if plan.mesh.axis_size(axis) > 1]
     free = set(plan.batch_axes) | set(axes_that_split("work"))
     return tuple(axis for axis in used if axis not in free - set(axes_that_split("parameters")))

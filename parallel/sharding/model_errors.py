@@ -1,4 +1,4 @@
-"""Errors in a model's own functions, found by tracing them before anything is compiled.
+"""Finds errors in a model's own functions by tracing them before compilation.
 
 init     arguments, exceptions, missing parameters, parameters that are not floating-point arrays, blocks that are not
          stacked
@@ -207,7 +207,7 @@ def _trace(model: Any, name: str, arguments: tuple[Any, ...], batch: Shapes, wit
 
 
 def _facts(error: BaseException | None, arguments: tuple[Any, ...], batch: Shapes, remedy: str) -> str:
-    """Describes the arguments of the function, and the fix of an invalid name or a missing key."""
+    """Describes the arguments of the function, and the fix for an invalid name or a missing key."""
     held = some([f"{name} {_shape(leaf)}" for name, leaf in batch.items()], MAX_LISTED)
     params = some([f"{path} {_shape(leaf)}" for path, leaf in leaves_with_paths(arguments[0])], MAX_LISTED)
     if isinstance(error, KeyError) and not remedy:

@@ -4,11 +4,11 @@
     in layouts.rules blocks/mlp/output: [data, null, tensor]                       a key that ends in /output
     in the step      y[B_data, L, F] = with_sharding_constraint(y, [·, null, tensor])   forward, and its gradient
 
-1. A device works on its own rows, so the axes that split rows are dropped from dim 0. The other manual axes already
-   split the work; a rule with such an axis is rejected. The constraint applies to the remaining axes, which XLA
-   handles; null means whole.
+1. A device processes only its own rows, so the axes that split rows are removed from dim 0. The other manual axes
+   already split the work, and a rule with such an axis is rejected. The constraint applies to the remaining axes, which
+   XLA handles; null means not split.
 2. Rules are matched while the model is traced. A rule that does not match any name is an error.
-3. Outside a step (one device, the reference of `verify`, `predict`) a name does nothing.
+3. Outside a step (on one device, in the reference of `verify`, in `predict`), a name has no effect.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from ..model import BlockModel, Model
 from ..plan import ShardingPlan
 
 _current: Any = jax.make_user_context(None)
-"""The `NamedOutputs` of the step being traced. JAX keeps traces apart by it: a jitted layer is traced for each step."""
+"""The `NamedOutputs` of the current trace. It is part of JAX's trace key, so a jitted layer is traced for each step."""
 
 
 def name_output(x: Any, path: str) -> Any:
@@ -60,7 +60,7 @@ class NamedOutputs:
     """The activations named by one step's model, and the rules for them."""
 
     def __init__(self, layouts: ShardingPlan) -> None:
-        """Starts without names; `layouts.output_rules` has the rules, which cannot use `layouts.manual_axes`."""
+        """Starts without names. The rules are `layouts.output_rules`; they cannot use `layouts.manual_axes`."""
         self._layouts = layouts
         self._named: dict[str, None] = {}
         self._problems: dict[str, None] = {}
@@ -90,7 +90,7 @@ class NamedOutputs:
         return x if problem or layout is None else self._constrained(x, layout)
 
     def around(self, program: Callable[..., Any], *, unused: bool = True) -> Callable[..., Any]:
-        """Returns the function, raising a LayoutError with all problems after the model has been traced.
+        """Wraps a function to raise a LayoutError with all problems after the model has been traced.
 
         Args:
             program: Any function that calls the result of `within`.

@@ -1,4 +1,4 @@
-"""The parallel context that a plan gives to a model, and the positions of a row that a device works on."""
+"""The parallel context that a plan passes to a model, and the positions of a row on a device."""
 
 from jax import Array, lax
 
@@ -24,7 +24,7 @@ def held_positions(parallel: ParallelContext, length: int) -> Array:
 
 
 def own_positions(parallel: ParallelContext, length: int) -> Array:
-    """Returns the positions of the activations that this device keeps between products: its share of `held_positions`.
+    """Returns the positions of this device's activations between products: its share of `held_positions`.
 
     Args:
         parallel: The parallel context.

@@ -1,7 +1,7 @@
-"""Conversion between the order in which pipeline stages store blocks, and the order of the model.
+"""Conversion between the order in which pipeline stages store blocks and the order of the model.
 
 Checkpoints, samples and comparisons use the model's order, so that nothing outside the step depends on stages. If both
-orders are the same (one chunk on each stage, equally many blocks), nothing is moved.
+orders are the same (one chunk on each stage, with equal numbers of blocks), nothing is moved.
 """
 
 from collections.abc import Callable
@@ -159,7 +159,7 @@ def _model_sharding(leaf: Any, dim: int, stages: Stages) -> NamedSharding:
 
 
 def _move(leaf: Array, dim: int, reorder: Callable[[Array], Array], sharding: NamedSharding) -> Array:
-    """Reorders one dim of one array; one array at a time, so that at most one is ever whole on a device."""
+    """Reorders one dim of one array. Callers convert one array at a time, so that at most one is whole on a device."""
 
     def moved(array: Array) -> Array:
         return jnp.moveaxis(reorder(jnp.moveaxis(array, dim, 0)), 0, dim)

@@ -18,16 +18,16 @@ from ..plan import MeshPlan, Parameter, Reduced, ShardingPlan
 
 
 class Strategy(Protocol):
-    """The interface of a strategy: a module with these names. `plan.py` has the implementations that do nothing."""
+    """The interface of a strategy, which is a module with these names. `plan.py` has implementations without effect."""
 
     @property
     def AXIS(self) -> str:
-        """The mesh axis that it acts over."""
+        """The mesh axis of the strategy."""
         ...
 
     @property
     def OPTIONS(self) -> type | None:
-        """Its options, a dataclass with a `size`; None if the strategy with the name of the axis has its options."""
+        """The options, a dataclass with a `size`; None if the strategy named after the axis has them."""
         ...
 
     @property
@@ -52,7 +52,7 @@ class Strategy(Protocol):
         ...
 
     def cost(self, plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
-        """Returns its collectives in one step on a platform, unmerged."""
+        """Returns the strategy's collectives in one step on a platform, unmerged."""
         ...
 
     def begin(self, params: Params, plan: ShardingPlan, /) -> Params:
@@ -81,7 +81,7 @@ STRATEGIES: dict[str, Strategy] = {
 }
 """Every strategy by its name, in the order of the mesh axes: the slowest network first.
 
-`begin`, `finish` and `reduce` run in this order, layouts in reverse order."""
+`begin`, `finish` and `reduce` run in this order; layouts are determined in reverse order."""
 
 
 def axis_names() -> tuple[str, ...]:
@@ -90,7 +90,7 @@ def axis_names() -> tuple[str, ...]:
 
 
 def option_types() -> dict[str, type]:
-    """Returns the options of each strategy in `strategy:` of a config, by name, which is also that of its mesh axis."""
+    """Returns the options class of each key of `strategy:` in a config; the keys are names of mesh axes."""
     return {name: strategy.OPTIONS for name, strategy in STRATEGIES.items() if strategy.OPTIONS is not None}
 
 

@@ -1,5 +1,5 @@
 """The compiled step.
 
-In: a model, an optimizer, a `ShardingPlan`. Out: (state, batch) -> (state, metrics), and what it moves (`cost`). Read
-first: `composition`, which strategy acts when; then `train_step`.
+In: a model, an optimizer, a `ShardingPlan`. Out: (state, batch) -> (state, metrics), and the step's collectives
+(`cost`). Read first: `composition`, the order of the strategies; then `train_step`.
 """

@@ -24,28 +24,27 @@ def build_step(
     precision: Precision = FLOAT32,
     xla: Mapping[str, Any] | None = None,
 ) -> Step:
-    """Builds the training step. Nothing is computed and no device is touched until it runs.
+    """Builds the training step. Nothing is computed, and no device is used, until the step runs.
 
     Args:
         model: The model.
-        optimizer: Any optax transformation; it must not clip by global norm (the step does).
-        plan: From `lay_out`, with the same precision.
-        accumulate: Microbatches a step, one after the other; their gradients are summed.
-        clip_norm: Largest global norm of the gradients; 0 leaves them as they are.
-        remat: What blocks keep for backward: `none` drops only gathered parameters, `dots` keeps products of matrices,
-            `selective` those that do not widen their input, `full` only the input of each block.
+        optimizer: Any optax transformation. It must not clip by global norm, because the step does.
+        plan: The result of `lay_out` with the same precision.
+        accumulate: The number of microbatches per step, run one after another; their gradients are summed.
+        clip_norm: The maximum global norm of the gradients; 0 = no clipping.
+        remat: The values that blocks keep for backward: `none` drops only gathered parameters, `dots` keeps matrix
+            products, `selective` those that do not widen their input, `full` only the input of each block.
         precision: The dtypes.
         xla: XLA compiler options for the step and its evaluation, such as
-            {"xla_gpu_enable_latency_hiding_scheduler": True}; one that XLA does not know is an error of JAX when they
-            are compiled.
+            {"xla_gpu_enable_latency_hiding_scheduler": True}. JAX raises an error for an unknown option at compilation.
 
     Raises:
-        UserError: A number is out of its range, or the policy is unknown.
+        UserError: A number is out of range, or the policy is unknown.
     """
     if accumulate < 1:
-        raise UserError(f"train.accumulate={accumulate}: a step has at least 1 microbatch.")
+        raise UserError(f"train.accumulate={accumulate} must be at least 1.")
     if not 0 <= clip_norm < float("inf"):
-        raise UserError(f"train.clip_norm={clip_norm}: a norm is positive and finite; 0 turns clipping off.")
+        raise UserError(f"train.clip_norm={clip_norm} must be positive and finite, or 0 for no clipping.")
     flags = tuple((xla or {}).items())
     options = StepOptions(accumulate=accumulate, clip_norm=clip_norm, remat=remat, precision=precision, xla=flags)
     return Step(model, optimizer, replace(plan, options=options))

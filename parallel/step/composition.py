@@ -1,16 +1,17 @@
-"""The order of the strategies: what each device runs in one step, from its shards and rows to reduced gradients.
+"""The order of the strategies within a step, on one device: from its shards and rows to reduced gradients.
 
     params    = make_varying(params)                  gradients stay local until the runtime reduces them
-    params    = strategy.begin(params)                in turn: gathers for an entire step (pipe's embedding and head)
+    params    = strategy.begin(params)                each: gathers for an entire step (pipe's embedding and head)
     batch     = cast_inputs(batch)                    to the compute dtype, as parameters are cast when they are used
     gradients = accumulate_gradients(local loss)      inside: FSDP's gathers and reduce-scatters, the collectives of the
                                                       model (tensor, context, expert), the ticks of a pipeline
-    gradients = strategy.finish(gradients)            in turn: pipe's reduce-scatter, then ZeRO-1's
-    gradients = strategy.reduce(gradients)            in turn: data's all-reduce, or the compressed one
+    gradients = strategy.finish(gradients)            each: pipe's reduce-scatter, then ZeRO-1's
+    gradients = strategy.reduce(gradients)            each: data's all-reduce, or the compressed one
     gradients = gradients * (clip_factor / weight)    the one division by the weight of the global batch (and by the
                                                       loss scale: `loss_scaling`)
 
-"In turn" is the order of `STRATEGIES`, that of the mesh axes. Around it: `train_step`, or `update` for local steps.
+"Each" means one strategy after another, in the order of `STRATEGIES`, which is that of the mesh axes. `train_step` or,
+for local steps, `update` adds the rest of the step.
 """
 
 from collections.abc import Callable
@@ -44,7 +45,7 @@ from .state import StepMetrics, reduce_model_state
 
 
 def split_model(model: Model | BlockModel, plan: ShardingPlan) -> Model | BlockModel:
-    """Returns the model as a device of this plan runs it: with its work split and the kernels of the platform."""
+    """Returns the model in the form that a device runs: with its work split and the kernels of the platform."""
     context = parallel_context(plan)
     split = model.parallelize if isinstance(model, BlockModel) else None
     return split(context) if split and (context.splits_anything or context.platform != "cpu") else model
@@ -141,9 +142,9 @@ class DeviceStep:
         return params
 
     def local_sums(self, params: Params, batch: Batch, model_state: Any) -> tuple[Params, LossSums, Any]:
-        """Returns a device's sums before any strategy reduces them, and the model's next state: part of `gradients`.
+        """Returns a device's sums before any strategy reduces them, and the model's next state.
 
-        Traced separately, it shows the model's own collectives.
+        `gradients` does the same; tracing this part separately shows the model's own collectives.
         """
         key = make_key(0)
         batch = cast_inputs(batch, self.plan.options.precision.compute)

@@ -1,7 +1,7 @@
 """Predicts the collectives of one step, from the strategies' costs: nothing runs or is compiled.
 
-counts = what the layouts do not show: how often the model runs, and its own collectives
-lines  = the cost of each strategy in turn, the reduction of the norm, and the model's own sums over all rows
+counts = the inputs besides the layouts: the calls of the model's parts, and the model's own collectives
+lines  = the cost of each strategy, the reduction of the norm, and the model's own sums over all rows
 """
 
 import warnings
@@ -55,7 +55,7 @@ def step_cost(
             them, the result assumes that backward reads every parameter of a block, and omits a model's own sums over
             all rows.
         platform: The platform of the step.
-        without: Paths of parameters whose collectives to omit; those of the others stay as in the whole step.
+        without: The paths of parameters whose collectives are omitted; those of the others do not change.
 
     Raises:
         UserError: The shapes of a batch are needed, but missing.
@@ -75,7 +75,7 @@ def step_cost(
 def step_counts(
     model: Model | BlockModel, plan: ShardingPlan, batch: AbstractBatch | None, platform: str
 ) -> StepCounts:
-    """Returns what the layouts do not show of a step; the arguments are those of `step_cost`, with the model split."""
+    """Returns the inputs of the costs besides the plan; the arguments are those of `step_cost`, the model split."""
     pipeline, options = plan.pipeline, plan.options
     calls = count_calls(model, options.accumulate, pipeline.timetable if pipeline else None)
     if not isinstance(model, BlockModel):
@@ -91,7 +91,7 @@ def step_counts(
 def _unread(
     model: BlockModel, plan: ShardingPlan, calls: CallCounts, shapes: AbstractBatch | None, platform: str
 ) -> dict[str, int]:
-    """Returns, for each parameter, how many of a block's backward calls do not read it."""
+    """Returns, for each parameter, the number of a block's backward calls that do not read it."""
     paths = [row.path for row in plan.table.rows if in_blocks(row.path)]
     before_head = [row.path for row in plan.table.rows if row.path.split("/")[0] != "head"]
     if plan.pipeline is None and plan.frozen.issuperset(before_head):
@@ -123,7 +123,8 @@ def _microbatch(plan: ShardingPlan, batch: AbstractBatch | None) -> dict[str, ja
 def _trace_loss(model: Model | BlockModel, plan: ShardingPlan, batch: AbstractBatch) -> tuple[int, bool]:
     """Returns the number of scalars in the metrics of a loss, and whether its rows depend on each other.
 
-    It is traced without a mesh; of a `BlockModel`, its embedding, one block if it is not split, and its head.
+    The loss is traced without a mesh. For a `BlockModel`, only the embedding, one block (if the model is not split) and
+    the head are traced.
     """
     params = abstract_parameters(model, plan.options.precision)
     params = jax.eval_shape(lambda tree: cast_floats(tree, plan.options.precision.compute), params)

@@ -1,7 +1,7 @@
-"""The inputs of a step: checks of batches and states.
+"""Checks of the inputs of a step: batches and states.
 
-Nothing here costs a step that goes well: batches are looked at while a program is traced, which happens once for each
-shape, and states when a call was refused.
+A successful step does not pay for these checks: batches are checked while a program is traced, once for each shape, and
+states only after a call has failed.
 """
 
 import warnings
@@ -45,18 +45,18 @@ class BatchCheck:
     """The requirements on the batches of one program, and the arrays of the first one."""
 
     def __init__(self, name: str, check_rows: Callable[[int], None]) -> None:
-        """Starts before the first batch.
+        """Starts without a first batch.
 
         Args:
-            name: What the program is called in messages.
-            check_rows: Raises UserError where a number of rows cannot be split.
+            name: The name of the program in messages.
+            check_rows: Raises UserError if a number of rows cannot be split.
         """
         self._name = name
         self._check_rows = check_rows
         self._first: dict[str, str] = {}
 
     def around(self, program: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the function of (state or parameters, batch, ...) with checks of its batches while it is traced."""
+        """Wraps a function of (state or parameters, batch, ...) to check its batches while it is traced."""
 
         def checked(first: Any, batch: Any, *rest: Any) -> Any:
             self.check(batch)
@@ -77,7 +77,7 @@ class BatchCheck:
         self._check_rows(next(iter(batch.values())).shape[0])
 
     def _difference(self, now: dict[str, str]) -> str:
-        """Returns the differences from the first batch, other than in sizes, or ""."""
+        """Describes the differences from the first batch, except in sizes; "" if there are none."""
         if not self._first or now == self._first:
             return ""
         differences = [
@@ -87,12 +87,12 @@ class BatchCheck:
         ]
         return (
             f"The batch differs from the one that {self._name} was compiled for: {'; '.join(differences)}. Give every "
-            "batch the same arrays, or build another step for these."
+            "batch the same arrays, or build another step for these batches."
         )
 
 
 def _batch_problem(batch: Any) -> str:
-    """Returns the problem with a batch that is not a dict of arrays with rows on dim 0, or ""."""
+    """Returns the error message for a batch that is not a dict of arrays with rows on dim 0, or ""."""
     if not isinstance(batch, Mapping) or not batch:
         return (
             "The batch must be a dict of arrays with rows on dim 0, such as "
@@ -123,18 +123,19 @@ def _signature(batch: Mapping[str, Any]) -> dict[str, str]:
 
 
 CONSUMED = (
-    "The state given was consumed by an earlier step, which writes the next state in its place. Go on from the state "
-    "that it returned, state, metrics = step(state, batch); to keep one, copy it before: jax.tree.map(jnp.copy, state)."
+    "The state was consumed by an earlier step, which reuses its memory for the next state. Continue from the state "
+    "that it returned: state, metrics = step(state, batch). To keep a state, copy it first: "
+    "jax.tree.map(jnp.copy, state)."
 )
 NESTED_SHARD_MAP = (
-    "The model calls jax.shard_map inside a step that is one already, over the axes of the batch, and JAX cannot "
-    "differentiate the one inside the other. Give all devices to the axis that the model splits by itself "
-    "(strategy: {tensor: 8} alone), or drop its shard_map and let XLA split the work by layouts.rules."
+    "The model calls jax.shard_map inside the step, which is itself a shard_map over the axes of the batch. JAX cannot "
+    "differentiate nested shard_maps. Give all devices to the axis that the model splits by itself (strategy: "
+    "{tensor: 8} alone), or remove the model's shard_map and let XLA split the work by layouts.rules."
 )
 
 
 @contextmanager
-def explained(
+def explain_errors(
     given: Any, expecting: Callable[[], Any], batch: Any, batches: BatchCheck, *, watched: Any = None
 ) -> Iterator[None]:
     """Rejects arrays that an earlier step has consumed (devices would deadlock), and explains errors of a call.
@@ -147,8 +148,8 @@ def explained(
         watched: The arrays to check before the call, which takes 0.1 us each; None = all that are given.
 
     Raises:
-        UserError: An argument is invalid. Other errors stay, with a note if the model reads an array that the batch
-            does not contain.
+        UserError: An argument is invalid. Other errors are raised unchanged, with a note if the model reads an array
+            that the batch does not contain.
     """
     for leaf in jax.tree.leaves(given if watched is None else watched):
         if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted():
@@ -164,20 +165,20 @@ def explained(
         if matches(error, NESTED):
             raise UserError(NESTED_SHARD_MAP) from error
         if isinstance(error, KeyError) and (note := explain_key_error(error, batch)):
-            error.add_note(note)  # it may be of another mapping of the model's: the error stays
+            error.add_note(note)  # the key may belong to another mapping, so the error itself is kept
         raise
 
 
 def _tree_problem(given: Any, expected: Any) -> str:
-    """Returns the difference between a state or parameters and the expected ones, or ""."""
+    """Describes the first difference of a state or parameters from the expected ones; "" if there is none."""
     whole = isinstance(expected, TrainState)
     if whole and not isinstance(given, TrainState):
         return (
-            f"The state given is of type {_type(given)}, not a TrainState. Start from step.init(seed) or a checkpoint, "
-            "and go on with state, metrics = step(state, batch)."
+            f"The state must be a TrainState, got a value of type {_type(given)}. Start from step.init(seed) or a "
+            "checkpoint, and continue with state, metrics = step(state, batch)."
         )
     if isinstance(given, TrainState) and not whole:
-        return "A whole state was given where the parameters belong. Give state.params."
+        return "Expected parameters, got a whole state. Pass state.params."
     name, tree = ("state", "step.abstract_state()") if whole else ("parameters", "step.abstract_state().params")
     found, wanted = dict(leaves_with_paths(given)), dict(leaves_with_paths(expected))
     for path in dict.fromkeys((*wanted, *found)):
@@ -185,15 +186,14 @@ def _tree_problem(given: Any, expected: Any) -> str:
         if not _fits(have, need):
             return (
                 f"The {name} given does not fit this step: {path!r} is {_describe(have)}, expected {_describe(need)}. "
-                "Build the step with the model, the optimizer and the strategy that it was made with, or start anew. "
-                f"Arrays of another mesh can be moved: jax.device_put({name}, jax.tree.map(lambda leaf: leaf.sharding, "
-                f"{tree}))."
+                "Build the step with the same model, optimizer and strategy, or start from a new state. To move arrays "
+                f"from another mesh: jax.device_put({name}, jax.tree.map(lambda leaf: leaf.sharding, {tree}))."
             )
     return ""
 
 
 def _fits(leaf: Any, wanted: Any) -> bool:
-    """Returns whether an array has the wanted dtype, shape and place; None for a missing array."""
+    """Returns whether an array has the expected dtype, shape and sharding; a missing array is None."""
     if leaf is None or wanted is None or not hasattr(leaf, "dtype"):
         return False
     if leaf.dtype != wanted.dtype or leaf.shape != wanted.shape:

@@ -6,9 +6,9 @@
     if finite     the update; after `interval` consecutive updates, scale = 2 scale
     if not        the state stays the same, except for the step and scale = scale / 2
 
-A loss is a sum over the rows of a device, not a mean over the batch, and so are its gradients until that division: they
-are larger by the weight of the batch, and the largest usable scale is smaller by the same factor. Starting from
-2 ** 15, a run reaches it within the first steps.
+The loss is a sum over the rows of a device, not a mean over the batch, and until that division its gradients are sums
+too. They are larger than gradients of a mean by the weight of the batch, and the largest usable scale is smaller by the
+same factor. From 2 ** 15, a run reaches that scale within the first steps.
 
 Multiplying by a power of two is exact: if nothing under- or overflows, gradients have the same bits with and without
 scaling. All devices use the same scale, also under local steps, where a gradient that is not finite in one group skips

@@ -1,5 +1,4 @@
-"""The input and output of a step: the state, a snapshot of everything that changes, its first parameters, and the
-metrics."""
+"""The input and output of a step: the train state and its initial parameters, and the metrics."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -22,19 +21,19 @@ from ..schedule.stages import Stages
 from ..sharding.stored_order import StoredOrder
 
 MAX_LISTED = 20
-"""Problems listed in one message."""
+"""The maximum number of problems in one message."""
 
 
 class TrainState(NamedTuple):
-    """Everything that changes from step to step.
+    """A snapshot of everything that changes from step to step.
 
     Attributes:
         step: The number of completed optimizer steps, an int32 scalar on every device. It determines the position in
             the data: step s starts at sample s * global_batch.
         params: The parameters, in the layouts of the layout table and the stored dtype.
         opt_state: The optimizer's state; each moment has the layout of its parameter.
-        key: The raw data of the run's random key, uint32 (2,), on every device. It does not change: the step is folded
-            in. Always threefry2x32, independent of JAX's default generator (see `mesh/keys.py`).
+        key: The raw data of the run's random key, uint32 (2,), on every device. It does not change; each step folds in
+            its number. Always threefry2x32, independent of JAX's default generator (see `mesh/keys.py`).
         extra: The state of strategies for slow links: `diloco.Copies`, `compression.Errors`, or ().
         model_state: The model's state without gradients (`Model.init_state`), whole on every device, or ().
         loss_scale: The state of dynamic loss scaling (`loss_scaling.LossScale`), on every device, or ().
@@ -164,21 +163,21 @@ def draw_params(model: Model | BlockModel, dtype: str, key_data: Array) -> Param
 def place_params(given: Params, stored: Params, order: StoredOrder) -> Params:
     """Lays out parameters that the user gives.
 
-    Each device is sent its own part alone, cut out of the host's array. So weights in memory maps may be larger than
-    the host's memory, and no device ever holds a whole large one.
+    Each device receives only its own part, cut out of the host's array. Memory-mapped weights can therefore be larger
+    than the host's memory, and no device ever holds a whole large array.
 
     Args:
-        given: The whole parameters, in the model's own order of blocks and the same on every process: NumPy arrays,
-            memory maps, or JAX arrays that this process holds whole or that are laid out like the step's. Floats are
+        given: The whole parameters, with blocks in the model's order, the same on every process: NumPy arrays, memory
+            maps, or JAX arrays that this process holds whole or that have the step's layouts. Floating-point arrays are
             cast to the stored dtype.
-        stored: Shapes, dtypes and shardings of the parameters as the step stores them.
-        order: Between the model's order of blocks and the stored one.
+        stored: The shapes, dtypes and shardings of the step's parameters.
+        order: The conversion between the model's order of blocks and the stored order.
 
     Returns:
-        New global arrays, which share no memory with those given.
+        New global arrays, which do not share memory with the given ones.
 
     Raises:
-        UserError: A parameter is missing, is not the model's, or has another shape or kind of number; all at once.
+        UserError: Parameters are missing or unknown, or have another shape or kind of number; the message lists all.
     """
     in_model_order = order.abstract_model(stored)
     raise_problems(_problems(given, in_model_order), "Parameters that do not fit the model:", MAX_LISTED)
@@ -203,16 +202,16 @@ def place_params(given: Params, stored: Params, order: StoredOrder) -> Params:
 
 
 def _is_laid_out(given: Any, leaf: jax.ShapeDtypeStruct) -> bool:
-    """Checks if a parameter is on the devices of the step already, as a restored one is."""
+    """Returns whether a parameter already has the layout of the step, as a restored one does."""
     return isinstance(given, Array) and bool(given.size) and given.sharding == leaf.sharding
 
 
 def _of_host(leaf: Any) -> np.ndarray:
-    return np.asarray(leaf) if isinstance(leaf, Array) else leaf  # what is read part by part stays on disk
+    return np.asarray(leaf) if isinstance(leaf, Array) else leaf  # memory maps stay on disk and are read part by part
 
 
 def _part(array: np.ndarray, index: Any, dtype: Any, stages: Stages | None) -> np.ndarray:
-    """Copies one device's part of a parameter; `index` counts stored rows of blocks where there are stages."""
+    """Copies one device's part of a parameter; with stages, `index` counts blocks in the stored order."""
     if stages is None:
         return np.array(array[index], dtype)
     blocks = stages.order[index[0]]
@@ -225,13 +224,13 @@ def _problems(given: Params, expected: Params) -> Iterator[str]:
     have, own = dict(leaves_with_paths(given)), dict(leaves_with_paths(expected))
     for path, leaf in own.items():
         if path not in have:
-            yield f"{path} is missing; the model's is {_text(leaf)}. Give it, or draw it with the model's own init."
+            yield f"{path} is missing, expected {_text(leaf)}. Pass it, or draw it with the model's own init."
         elif _kind_and_shape(have[path]) != _kind_and_shape(leaf):
-            yield f"{path} is {_text(have[path])}, but the model's is {_text(leaf)}. Give an array like it."
+            yield f"{path} is {_text(have[path])}, expected {_text(leaf)}, as in the model."
         elif isinstance(have[path], Array) and not (have[path].is_fully_addressable or _is_laid_out(have[path], leaf)):
             yield (
                 f"{path} is split over several processes. Pass arrays that are whole on every process, or restore a "
-                "checkpoint, which needs no whole array anywhere."
+                "checkpoint, which does not need whole arrays."
             )
     for path in have:
         if path not in own:
@@ -239,7 +238,7 @@ def _problems(given: Params, expected: Params) -> Iterator[str]:
 
 
 def _kind_and_shape(leaf: Any) -> Any:
-    """Returns whether an array has floating-point numbers, and its shape; False for other values."""
+    """Returns (whether an array has floating-point numbers, its shape); False for values other than arrays."""
     return hasattr(leaf, "dtype") and (bool(jnp.issubdtype(leaf.dtype, jnp.floating)), tuple(leaf.shape))
 
 

@@ -1,13 +1,14 @@
-"""The step: one compiled, donated program (state, batch) -> (state, metrics), composed of the strategies.
+"""The step: one compiled program (state, batch) -> (state, metrics) that donates the state, composed of strategies.
 
-    shard_map over the manual axes, check_vma=True        every line of it is per device: see `step/composition.py`
+    shard_map over the manual axes, check_vma=True        all of it per device: see `step/composition.py`
         gradients = DeviceStep.gradients(params, batch)   all collectives of all strategies
     under the same jit, on global arrays in their layouts
-        params    = optimizer.update(gradients)           elementwise optimizers move nothing; XLA adds what others need
+        params    = optimizer.update(gradients)           no communication if the optimizer is elementwise; XLA adds
+                                                          the collectives that other optimizers need
 
-The optimizer runs outside `shard_map` on purpose: an optax transformation sees whole (sharded) arrays there, so one
-that looks across elements of a parameter (adafactor's factored moments, muon's orthogonalisation, a per-tensor trust
-ratio) is right on every mesh without knowing it, and an elementwise one compiles to no communication at all.
+The optimizer runs outside `shard_map` on purpose. There, an optax transformation receives global (sharded) arrays, so
+an optimizer that combines elements of a parameter (adafactor's factored moments, muon's orthogonalization, a per-tensor
+trust ratio) is correct on every mesh without special code, and an elementwise one compiles without communication.
 """
 
 from collections.abc import Callable
@@ -34,7 +35,7 @@ from ..sharding.lay_out import abstract_parameters
 from ..sharding.stored_order import in_stage_order, stored_order
 from .composition import DeviceStep
 from .cost import step_cost
-from .inputs import BatchCheck, BatchShapes, explained, shapes_of, warn_of_recompilation
+from .inputs import BatchCheck, BatchShapes, explain_errors, shapes_of, warn_of_recompilation
 from .loss_scaling import accept, first_loss_scale
 from .state import (
     StepMetrics,
@@ -72,8 +73,8 @@ class Step:
         """Creates the initial state. Every array is created in its own layout.
 
         Args:
-            seed: The run's seed, 0 .. 2**32 - 1. Parameters depend on the seed, never on the mesh.
-            params: Parameters to start from instead: whole host arrays, see `place_params`.
+            seed: The run's seed, from 0 to 2**32 - 1. Parameters depend on the seed, never on the mesh.
+            params: The initial parameters, instead of drawn ones: whole host arrays, see `place_params`.
 
         Raises:
             UserError: The given parameters do not fit the model, or the seed is out of range.
@@ -84,7 +85,7 @@ class Step:
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         key_data = jax.random.key_data(make_key(seed))
         if params is None:
-            # Alone in their program, parameters are the same bits whatever else a strategy makes of them.
+            # In a program of their own, parameters have the same bits for every strategy.
             draw = partial(draw_params, self.model, self.precision.params)
             params = jax.jit(draw, out_shardings=shardings.params)(key_data)
         else:
@@ -97,20 +98,21 @@ class Step:
         return state._replace(model_state=jax.jit(first, out_shardings=shardings.model_state)(key_data))
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        """Runs one step; the state given is donated and must not be used again.
+        """Runs one step. The given state is donated and must not be used again.
 
         Args:
             state: The state from `init`, a checkpoint or the previous step.
-            batch: Global arrays, rows on dim 0, laid out by `plan.batch_sharding()` (host arrays are placed so).
+            batch: Global arrays with rows on dim 0, laid out by `plan.batch_sharding()`; host arrays are placed
+                accordingly.
 
         Returns:
-            The next state and this step's metrics, still being computed: read them late.
+            The next state and the metrics of this step. Both are computed asynchronously: read the metrics late.
 
         Raises:
-            UserError: The state was consumed or is of another step, the batch or the optimizer cannot be taken.
+            UserError: The state was consumed or belongs to another step, or the batch or the optimizer is invalid.
             LayoutError: A rule for activations does not fit the model.
         """
-        with explained(state, self.abstract_state, batch, self._batches, watched=getattr(state, "step", None)):
+        with explain_errors(state, self.abstract_state, batch, self._batches, watched=getattr(state, "step", None)):
             shapes = shapes_of(batch)
             if shapes in self._compiled:
                 return self._compiled[shapes](state, batch)
@@ -122,9 +124,9 @@ class Step:
             return result
 
     def compile(self, abstract_batch: AbstractBatch) -> jax.stages.Compiled:
-        """Compiles the step for batches of these global shapes, once; calls with such batches then run it.
+        """Compiles the step for batches of these global shapes; later calls with such batches reuse the program.
 
-        Batches of several shapes, as buckets of lengths give, are compiled for one after the other.
+        If batches have several shapes, such as buckets of lengths, compile for each shape.
 
         Returns:
             The compiled program, for its memory analysis and its text.
@@ -141,7 +143,7 @@ class Step:
         Args:
             params: The parameters of a state.
             batch: A global batch.
-            model_state: The model's state, of a model that has one.
+            model_state: The model's state, if it has one.
         """
         sums = self.measure(params, batch, model_state)
         return sums.total, sums.weight
@@ -150,10 +152,10 @@ class Step:
         """Returns all sums of `evaluate`, including those of the model's metrics."""
         if has_state(self.model) and not jax.tree.leaves(model_state):
             raise UserError(
-                f"model {self.model.name!r} keeps a state (init_state), which evaluation needs: pass it too, "
+                f"model {self.model.name!r} has a state (init_state), which evaluation needs. Pass it too: "
                 "step.evaluate(state.params, batch, state.model_state)."
             )
-        with explained(params, lambda: self.abstract_state().params, batch, self._eval_batches):
+        with explain_errors(params, lambda: self.abstract_state().params, batch, self._eval_batches):
             return self._evaluate(params, batch, model_state)
 
     def gradients(self, state: TrainState, batch: Batch) -> tuple[Params, StepMetrics]:
@@ -161,17 +163,17 @@ class Step:
 
         Under local steps and compression: exactly those of `state.params`. The state is not consumed.
         """
-        with explained(state, self.abstract_state, batch, self._own_batches):
+        with explain_errors(state, self.abstract_state, batch, self._own_batches):
             whole = state.key, state.step, state.model_state, state.loss_scale
             return self._differentiate(state.params, batch, *whole)
 
     def lower(self, abstract_batch: AbstractBatch, platform: str | None = None) -> jax.stages.Lowered:
-        """Lowers the step from shapes alone: no array, and with `platform` no device either.
+        """Lowers the step from shapes alone, without arrays and, with `platform`, without devices.
 
         Args:
-            abstract_batch: Global shapes and dtypes of a batch.
-            platform: Lower for this platform ("cpu", "cuda", "tpu") over the abstract mesh, with devices that need
-                not exist; None lowers for the devices of the mesh, so that the result can be compiled and run here.
+            abstract_batch: The global shapes and dtypes of a batch.
+            platform: The platform to lower for ("cpu", "cuda", "tpu"), over an abstract mesh whose devices do not have
+                to exist. None lowers for the devices of the mesh, so that the result can be compiled and run here.
         """
         abstract = platform is not None
         self._batches.check(abstract_batch)
@@ -180,11 +182,11 @@ class Step:
         state = self.abstract_state(abstract=abstract)
         if abstract:
             return self._jit_step(abstract=True).trace(state, batch).lower(lowering_platforms=(platform,))
-        with explained(state, lambda: state, batch, self._batches), compiling_for(self.plan.mesh.target):
+        with explain_errors(state, lambda: state, batch, self._batches), compiling_for(self.plan.mesh.target):
             return self._run.lower(state, batch)
 
     def abstract_state(self, *, abstract: bool = False) -> TrainState:
-        """Shapes, dtypes and shardings of the state; `abstract` takes the shardings of a mesh without devices."""
+        """Returns the shapes, dtypes and shardings of the state; `abstract` uses a mesh without devices."""
         tables = self.plan.table, self.optimizer_table, self.extra_table
         params, opt_state, extra = (with_shardings(table, abstract=abstract) for table in tables)
         replicated: Any = self.plan.replicated(abstract=abstract)
@@ -217,8 +219,8 @@ class Step:
         """Returns the collectives of one step over the manual axes, predicted from the layouts.
 
         Args:
-            abstract_batch: Global shapes and dtypes of a batch; needed where the model splits its own work.
-            platform: Where the step runs ("cpu", "cuda", ...); by default that of the mesh's devices.
+            abstract_batch: The global shapes and dtypes of a batch; required if the model splits its own work.
+            platform: The platform of the step ("cpu", "cuda", ...); by default that of the mesh's devices.
         """
         return merge(step_cost(self.given_model, self.plan, abstract_batch, platform or self.plan.platform))
 

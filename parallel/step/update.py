@@ -8,9 +8,9 @@ Under DiLoCo, each group along `data` trains its own copy, and a round ends with
     update           under the same jit: the inner optimizer, mapped over the copies
     end_round        in `shard_map`: `diloco.outer_step`, every H steps
 
-`value` and `grad` are for transformations that ask for them (`optax.GradientTransformationExtraArgs`): the loss of the
-batch before the update, and the gradients that are given anyway. Functions (`value_fn`, `grad_fn`) would run the model
-again within a step, which holds one forward and one backward pass: an optimizer that needs them is refused.
+`value` and `grad` are for transformations with extra arguments (`optax.GradientTransformationExtraArgs`): the loss of
+the batch before the update, and the same gradients as the first argument. The functions `value_fn` and `grad_fn` would
+run the model again, but a step has one forward and one backward pass, so an optimizer that needs them is rejected.
 """
 
 import re
@@ -39,11 +39,11 @@ _MISSING = re.compile(r"missing \d+ required keyword-only arguments?: (.*)")
 
 
 def abstract_optimizer_state(optimizer: optax.GradientTransformation, params: Params) -> Any:
-    """Shapes and dtypes of an optimizer's state.
+    """Returns the shapes and dtypes of an optimizer's state.
 
     Args:
         optimizer: An optax transformation.
-        params: Shapes and dtypes of the parameters.
+        params: The shapes and dtypes of the parameters.
 
     Raises:
         UserError: The state contains something other than arrays; the message has its path.
@@ -55,8 +55,8 @@ def abstract_optimizer_state(optimizer: optax.GradientTransformation, params: Pa
             raise
         raise UserError(
             f"The optimizer's init returned something other than an array: {str(error).splitlines()[0]}. Its state is "
-            "kept on devices and in checkpoints, so it holds arrays and numbers alone. Keep other settings in the "
-            "function that makes the optimizer."
+            "kept on devices and in checkpoints, so it must contain only arrays and numbers. Keep other settings in "
+            "the function that makes the optimizer."
         ) from error
 
 
@@ -69,15 +69,15 @@ def apply_optimizer(
         optimizer: An optax transformation.
         gradients: The averaged and clipped gradients.
         opt_state: The optimizer's state.
-        params: The parameters of the gradients.
-        loss: The loss of the gradients, a scalar.
+        params: The parameters that the loss was differentiated by.
+        loss: The loss that the gradients belong to, a scalar.
 
     Returns:
         The next parameters and state.
 
     Raises:
-        UserError: The optimizer needs more than a step has, decides by numbers that are known on devices alone, or
-            returned something else than updates and a state like those that it was given.
+        UserError: The optimizer needs arguments that a step does not have, branches in Python on traced values, or
+            returned something other than updates and a state with the structure of its inputs.
     """
     try:
         result = optax.with_extra_args_support(optimizer).update(
@@ -87,29 +87,29 @@ def apply_optimizer(
         raise UserError(
             "The optimizer's update needs the value of an array in Python (`if`, `float(...)`), but a step is compiled "
             "once for all values. Write it with jnp.where or jax.lax.cond, and keep counters as arrays in its state. "
-            f"JAX says: {str(error).splitlines()[0]}"
+            f"JAX reports: {str(error).splitlines()[0]}"
         ) from error
     except TypeError as error:
         missing = _MISSING.search(str(error))
         if missing is None:
             raise
         raise UserError(
-            f"The optimizer's update needs {missing[1]}, which a step does not have: it gives value= (the loss) and "
+            f"The optimizer's update needs {missing[1]}, which a step does not have: it passes value= (the loss) and "
             "grad= (the gradients), and runs the model once. A line search runs it several times: leave it out, "
-            "as in optax.lbfgs(learning_rate, linesearch=None), or take another optimizer."
+            "as in optax.lbfgs(learning_rate, linesearch=None), or use another optimizer."
         ) from error
     if not isinstance(result, tuple) or len(result) != 2:
         raise UserError(
-            f"The optimizer's update returned a {type(result).__name__}. It has to return (updates, state)."
+            f"The optimizer's update must return (updates, state), but it returned a {type(result).__name__}."
         )
     updates, new_state = result
-    _check_alike("updates", updates, params, lambda leaf: f"of shape {list(jnp.shape(leaf))}")
-    _check_alike("a state", new_state, opt_state, lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}")
+    _check_structure("updates", updates, params, lambda leaf: f"of shape {list(jnp.shape(leaf))}")
+    _check_structure("a state", new_state, opt_state, lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}")
     return optax.apply_updates(params, updates), new_state
 
 
-def _check_alike(what: str, found: Any, wanted: Any, describe: Callable[[Any], str]) -> None:
-    """Rejects a tree with other paths than another, or with leaves that are described differently."""
+def _check_structure(what: str, found: Any, wanted: Any, describe: Callable[[Any], str]) -> None:
+    """Rejects a tree whose paths, or the descriptions of whose leaves, differ from those of another tree."""
     leaves, expected = dict(leaves_with_paths(found)), dict(leaves_with_paths(wanted))
     for path in dict.fromkeys((*expected, *leaves)):
         given, want = (describe(tree[path]) if path in tree else "missing" for tree in (leaves, expected))
@@ -124,7 +124,7 @@ def start_copies(state: TrainState, optimizer: optax.GradientTransformation, gro
     """Returns the initial state of local steps: every group starts from the shared parameters.
 
     Args:
-        state: With global parameters; without the state of the optimizer.
+        state: A state with global parameters, but without the optimizer's state.
         optimizer: The inner optimizer.
         groups: The size of `data`.
     """
@@ -142,7 +142,7 @@ def make_local_step(
     Args:
         device_step: The per-device half, which sums gradients over all axes but `data`.
         optimizer: The inner optimizer; it runs on each group's copy independently of the others.
-        abstract: Map over a mesh without devices, for lowering only.
+        abstract: Whether to map over a mesh without devices, for lowering only.
     """
     plan, reduce_dtype = device_step.plan, device_step.plan.options.precision.reduce
     shared, copied, of_trained = (

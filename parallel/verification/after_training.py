@@ -1,7 +1,7 @@
 """Checks after training steps that agree: evaluation, saving and restoring, the loss scale, and later tokens.
 
-Both sides of the loss scale check compute in float64, which never overflows. So one row gets the weight NaN to produce
-a step that is not finite.
+The check of the loss scale computes in float64, which never overflows. To produce a step that is not finite, one row
+therefore gets the weight NaN.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from .result import SEES_AHEAD, Difference, Measured, Verification
 from .round_trip import RoundTrip, SaveAndRestore, differing_arrays, round_trip
 
 MAX_LINES = 3
-OTHER_METRIC = "The sum of the losses and the weight are right; those of this metric are not."
+OTHER_METRIC = "The sum of the losses and the weight are correct; those of this metric are not."
 
 
 class Averages(NamedTuple):
@@ -132,8 +132,8 @@ def check_loss_scale(case: Case, state: TrainState) -> str | None:
         state: The state after all steps; it is not consumed.
 
     Returns:
-        The first thing that is not as documented, "" if there is none; None without a dynamic scale, or if no weight
-        makes the gradients of one device invalid.
+        The first deviation from the documented behavior, "" if there is none; None without a dynamic scale, or if no
+        weight makes the gradients of one device invalid.
     """
     scale, batch = state.loss_scale, case.batches[0]
     if not isinstance(scale, LossScale) or not np.issubdtype(np.asarray(batch.get(WEIGHTS, 0)).dtype, np.floating):
@@ -148,16 +148,18 @@ def check_loss_scale(case: Case, state: TrainState) -> str | None:
     new, old = (each._replace(step=(), loss_scale=()) for each in (after, state))
     if changed := list(differing_arrays(new, old, "after it")):
         return f"A step whose gradients are not finite changes {len(changed)} arrays: {changed[0]}."
-    if problem := _unlike(after.loss_scale, max(before / 2, MIN_SCALE), "whose gradients are not finite"):
+    if problem := _scale_problem(after.loss_scale, max(before / 2, MIN_SCALE), "whose gradients are not finite"):
         return problem
     interval = case.step.precision.loss_scale_interval
     grown = state._replace(loss_scale=scale._replace(good_steps=jnp.full_like(scale.good_steps, interval - 1)))
     after, _ = case.step(jax.tree.map(jnp.copy, grown), dict(batch))
-    return _unlike(after.loss_scale, min(before * 2, MAX_SCALE), f"that is number {interval} in a row to be finite")
+    return _scale_problem(
+        after.loss_scale, min(before * 2, MAX_SCALE), f"that is number {interval} in a row to be finite"
+    )
 
 
-def _unlike(found: LossScale, scale: float, which: str) -> str:
-    """Describes a scale that is not as expected, or a count of finite steps that did not restart; "" if neither."""
+def _scale_problem(found: LossScale, scale: float, which: str) -> str:
+    """Describes an unexpected scale, or a count of finite steps that was not reset; "" if there is neither."""
     if (float(found.scale), int(found.good_steps)) == (scale, 0):
         return ""
     return (
@@ -181,7 +183,7 @@ def _checkpoint_differences(trip: RoundTrip, tolerance: float) -> Iterator[Diffe
         hint = "; ".join(lines[:MAX_LINES]) + more
         yield Difference(what="checkpoint", where=lines[0].split(",")[0], relative=float(len(lines)), hint=hint)
     elif trip.next_step_rel > tolerance:
-        hint = "Every array came back as it was, but one more step from them is another one."
+        hint = "Every array was restored exactly, but one more step from the restored state gives another result."
         yield Difference(what="checkpoint", where="", relative=trip.next_step_rel, hint=hint)
 
 
@@ -191,7 +193,7 @@ def _leaks(future: Future) -> Iterator[Difference]:
         position, change = future.seen
         hint = (
             f"On one device, other tokens after position {position} change the losses up to position {position}, by "
-            f"{change:.1e}: the model sees later tokens, among them those that it predicts. Whatever mixes positions "
-            "(attention, convolutions, norms, means) must read earlier ones alone."
+            f"{change:.1e}: the model sees later tokens, including those that it predicts. Operations that mix "
+            "positions (attention, convolutions, norms, means) must read only earlier ones."
         )
         yield Difference(what=SEES_AHEAD, where="", relative=change, hint=hint)

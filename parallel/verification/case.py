@@ -41,7 +41,7 @@ class Case:
 
     @cached_property
     def contract(self) -> str:
-        """Describes the breaches of the contract on one device, for any strategy; "" if there are none."""
+        """Describes the breaches of the contract on one device, which affect every strategy; "" if there are none."""
         try:
             found = breaches(self.one_device.model, self.params, self.batches[0], self.one_device.key(0))
         except Exception:  # the model may not accept so few rows

@@ -44,10 +44,10 @@ def look_ahead(loss: SharedLoss, batch: HostBatch, tolerance: float) -> Future:
         batch: A global batch.
         tolerance: The relative change that is rounding.
     """
-    reason = _unlike_language(batch)
+    reason = _language_problem(batch)
     if reason:
         return Future(untried=reason)
-    if relative(loss({**batch, TARGETS: _others(batch[TARGETS], 0)}), loss(batch)) <= tolerance:
+    if relative(loss({**batch, TARGETS: _replace_tokens(batch[TARGETS], 0)}), loss(batch)) <= tolerance:
         return Future(untried="the loss does not read the targets")
     length = batch[INPUTS].shape[1]
     positions = sorted({int(each) for each in np.linspace(0, length - 2, min(length - 1, MAX_POSITIONS))})
@@ -55,7 +55,7 @@ def look_ahead(loss: SharedLoss, batch: HostBatch, tolerance: float) -> Future:
     shared = False
     for position in positions:
         before = reweighted(batch, np.s_[:, position + 1 :], 0)
-        change = relative(loss({**before, INPUTS: _others(batch[INPUTS], position + 1)}), loss(before))
+        change = relative(loss({**before, INPUTS: _replace_tokens(batch[INPUTS], position + 1)}), loss(before))
         if change <= tolerance:
             continue
         if _is_shared(loss, batch, position, tolerance):
@@ -68,7 +68,7 @@ def look_ahead(loss: SharedLoss, batch: HostBatch, tolerance: float) -> Future:
     return Future(tuple(positions), worst, shared)
 
 
-def _unlike_language(batch: HostBatch) -> str:
+def _language_problem(batch: HostBatch) -> str:
     """Returns why a batch is not from an autoregressive language model; "" if it is."""
     inputs, targets, weights = (np.asarray(batch.get(name)) for name in (INPUTS, TARGETS, WEIGHTS))
     if not inputs.shape == targets.shape == weights.shape or inputs.ndim != 2 or inputs.dtype.kind not in "iu":
@@ -80,7 +80,7 @@ def _unlike_language(batch: HostBatch) -> str:
     return ""
 
 
-def _others(tokens: Any, first: int) -> np.ndarray:
+def _replace_tokens(tokens: Any, first: int) -> np.ndarray:
     """Replaces the tokens from `first` on, each by another one between the minimum and the maximum."""
     tokens = np.array(tokens)
     least, count = tokens.min(), int(np.ptp(tokens)) + 1
@@ -98,7 +98,7 @@ def reweighted(batch: HostBatch, place: Any, weight: float) -> HostBatch:
 
 def _is_shared(loss: SharedLoss, batch: HostBatch, position: int, tolerance: float) -> bool:
     """Checks if the losses of two positions, measured one at a time with weight 1, change by the same amount."""
-    places, inputs = sorted({position, position // 2, 0}), _others(batch[INPUTS], position + 1)
+    places, inputs = sorted({position, position // 2, 0}), _replace_tokens(batch[INPUTS], position + 1)
     alone = [reweighted(reweighted(batch, ..., 0), np.s_[:, place], 1) for place in places]
     before = np.array([loss(each) for each in alone])
     changes = np.array([loss({**each, INPUTS: inputs}) for each in alone]) - before

@@ -1,11 +1,12 @@
 """Compares the collectives of a compiled step with those that its strategies predict.
 
-    in general                                   exactly those of the prediction
-    the optimizer combines elements of arrays    at least those: XLA adds the collectives of its update
-    a gradient is zero on one device             perhaps fewer, by those of its parameter: XLA removes unused results
+    in general                                   the collectives must equal the prediction
+    the optimizer combines elements of arrays    further ones are allowed: XLA adds collectives to the update
+    a gradient is zero on one device             those of its parameter may be absent: XLA removes unused results
 
-A model with rows that depend on each other sums over `batch_axes()`, which no strategy predicts; its own program shows
-these sums (`sums_over_rows`). If XLA splits them differently, at least those of the strategies must be present.
+If rows depend on each other, a model sums over `batch_axes()`. No strategy predicts these sums; they are read from the
+model's own program (`sums_over_rows`). If XLA splits them differently, at least the collectives of the strategies must
+be present.
 """
 
 from collections.abc import Collection, Iterable
@@ -34,8 +35,8 @@ ACROSS = ("sort", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "rev"
 """Operations that combine elements without changing the shape."""
 
 
-def looks_across(step: Step) -> bool:
-    """Checks if the update of an element depends on other elements: some optimizer operation changes shapes."""
+def combines_elements(step: Step) -> bool:
+    """Returns whether the update of an element depends on other elements: an optimizer operation changes shapes."""
     state = step.abstract_state()
     program = jax.make_jaxpr(partial(apply_optimizer, step.optimizer))(
         state.params, state.opt_state, state.params, jnp.zeros(())
@@ -100,10 +101,10 @@ def check_collectives(step: Step, batch: HostBatch, frozen: Collection[str] = ()
         differing = {key: text for key, text in differing.items() if not _same_sums(predicted, found, key)}
     if differing.keys() - foreign:
         least = step_cost(step.given_model, step.plan, abstract, step.plan.platform, without=frozen)
-        enough = {key for key in differing if _holds(found, least, key)}
-        unread = {key for key in enough if _holds(predicted, found, key)}
+        enough = {key for key in differing if _includes(found, least, key)}
+        unread = {key for key in enough if _includes(predicted, found, key)}
         differing = {key: text for key, text in differing.items() if key not in unread}
-        foreign |= enough & differing.keys() if looks_across(step) else set()
+        foreign |= enough & differing.keys() if combines_elements(step) else set()
     own = _models_own(step, abstract, predicted, found) & differing.keys() - foreign if differing else set[_Key]()
     differing = {key: text for key, text in differing.items() if key not in own}
     left = tuple(line for line in found if _key(line) in foreign)
@@ -123,18 +124,18 @@ def _models_own(
         asks = uses_batch_axes(model.loss, params, rows, jax.eval_shape(lambda: make_key(0)), *more)
     except Exception:  # a model that runs on its mesh alone
         return set()
-    strategies = _less(predicted, sums_over_rows(model, step.plan, abstract, step.plan.platform))
-    return {key} if asks and _holds(found, strategies, key) else set()
+    strategies = _subtract(predicted, sums_over_rows(model, step.plan, abstract, step.plan.platform))
+    return {key} if asks and _includes(found, strategies, key) else set()
 
 
 def _same_sums(some: Iterable[Collective], others: Iterable[Collective], key: _Key) -> bool:
-    """Checks if the same bytes are summed in a different number of all-reduces, which XLA may combine."""
+    """Returns whether the same bytes are summed in a different number of all-reduces, since XLA may combine them."""
     (count, size), (other, moved) = _amount(some, key), _amount(others, key)
     return key[0] == "all-reduce" and size == moved and min(count, other) > 0
 
 
-def _holds(found: Iterable[Collective], others: Iterable[Collective], key: _Key) -> bool:
-    """Checks if the found collectives include at least as many of a kind, with at least the bytes."""
+def _includes(found: Iterable[Collective], others: Iterable[Collective], key: _Key) -> bool:
+    """Returns whether the found collectives of a kind have at least the count and the bytes of the others."""
     return all(got >= wanted for got, wanted in zip(_amount(found, key), _amount(others, key), strict=True))
 
 
@@ -148,7 +149,7 @@ def _amount(lines: Iterable[Collective], key: _Key) -> tuple[int, int]:
     return sum(line.count for line in own), sum(line.bytes for line in own)
 
 
-def _less(lines: Iterable[Collective], taken: Collection[Collective]) -> tuple[Collective, ...]:
+def _subtract(lines: Iterable[Collective], taken: Collection[Collective]) -> tuple[Collective, ...]:
     """Subtracts lines from lines; negative amounts become 0."""
     rest = [(line, _amount(taken, _key(line))) for line in lines]
     return tuple(

@@ -22,7 +22,7 @@ from .after_training import Averages, check_after_steps
 from .case import Case
 from .collective_check import check_collectives
 from .contract.probe import moved as perturbed
-from .diagnosis import explanations, first_difference, refused
+from .diagnosis import explain_rejection, explanations, first_difference
 from .differences import GRADIENTS, INIT_TOLERANCE, LeafError, array_errors, leaf_errors, relative, widened
 from .reference import HostBatch, OneDevice, Reference, report
 from .result import Difference, Measured, Verification, list_proved, list_unchecked
@@ -33,7 +33,7 @@ FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
 """All dtypes float64, so that rounding cannot be mistaken for an error."""
 
 OTHER_STEP = 7919
-"""A step with random numbers that must differ from those of step 0."""
+"""The index of a step whose random numbers must differ from those of step 0."""
 
 
 def verify(
@@ -113,7 +113,7 @@ def verify_step(
         The measurements.
 
     Raises:
-        UserError: The strategy trains differently from one device on purpose.
+        UserError: The strategy trains differently from one device by design.
     """
     if step.plan.exact is not step.plan:
         option, off = ("local_steps", "0") if step.plan.local_steps else ("compress", "none")
@@ -160,7 +160,7 @@ def _compare(
         collectives = check_collectives(step, batches[0], reference.frozen)
         found, norm = case.sums(state, batches[0])
     except ValueError as error:
-        cause = refused(error, step.plan)
+        cause = explain_rejection(error, step.plan)
         if cause is None:
             raise
         path, hint = cause

@@ -1,11 +1,12 @@
 """Explains a difference: measures it, and names a cause only after an experiment that could have failed.
 
-1. Contract. The model alone, on a few rows of one device: rows that depend on each other, random numbers that depend on
-   which rows are together, a mean returned as the sum (`contract/breaches.py`). If it breaks, that is the cause.
-2. Copies. Devices that must hold the same and do not: over which axes. If the sum of their values is the reference, a
-   sum over these axes is missing.
+1. Contract. The model alone is run on a few rows on one device. If it breaks the contract, that is the cause: rows that
+   depend on each other, random numbers that depend on the other rows, or a mean returned as the sum
+   (`contract/breaches.py`).
+2. Copies. Devices that must hold equal values do not: the explanation names the axes. If the sum of the values is the
+   reference, a sum over these axes is missing.
 
-A factor, or the same numbers in other places, has many causes: these are measurements, and no cause is named.
+A factor, or the same numbers in other places, can have many causes: they are reported as measurements, without a cause.
 """
 
 from collections.abc import Callable, Mapping
@@ -70,33 +71,32 @@ def explanations(
         saved: The state after all steps on the mesh, blocks in the model's order.
         reference: The training on one device.
     """
-    first, right = reference.first, "All parameters are right after the steps"
-    norm_text = times_reference(norm, reference.reports[0]["gradient norm"])
+    first, right = reference.first, "All parameters are correct after the steps"
+    norm_text = describe_ratio(norm, reference.reports[0]["gradient norm"])
 
     def explain_change(path: str) -> str:
         before, after, expected = (_wide(leaf_of(tree, path)) for tree in (case.params, saved.params, reference.params))
         return (
-            "The gradients of the first step and their norm are right. The change of the parameter over all steps is "
-            f"{how_it_differs(after - before, expected - before)} `--steps 1` compares the first update alone."
+            "The gradients of the first step and their norm are correct. The change of the parameter over all steps is "
+            f"{describe_difference(after - before, expected - before)} `--steps 1` compares only the first update."
         )
 
     return {
         "initial parameters": lambda path: (
-            "The same seed gives other parameters on this mesh: "
-            + how_it_differs(*(_wide(leaf_of(tree, path)) for tree in (initial, drawn)))
+            "The same seed gives different parameters on this mesh: "
+            + describe_difference(*(_wide(leaf_of(tree, path)) for tree in (initial, drawn)))
         ),
         "loss": lambda _: explain_loss(case, found, first),
-        "weight": lambda _: f"{explain_sums(found, first, case.tolerance)} Their ratio, the mean loss, is right.",
+        "weight": lambda _: f"{explain_sums(found, first, case.tolerance)} Their ratio, the mean loss, is correct.",
         GRADIENTS: lambda path: explain_gradient(case, path, found, first),
-        "gradient norm": lambda _: f"It is {norm_text}, while every gradient is right.",
+        "gradient norm": lambda _: f"It is {norm_text}, although every gradient is correct.",
         PARAMETERS: explain_change,
-        OPTIMIZER: lambda _: f"{right}. This array is not: it is what later updates begin with.",
+        OPTIMIZER: lambda _: f"{right}. This array, which later updates start from, is not.",
         MODEL_STATE: lambda _: (
-            f"{right}. This array is not: the next state that the loss returns must be that "
-            "of the whole batch, with statistics summed over spmdkit.batch_axes(); else each device has its own, and "
-            "their mean is kept."
+            f"{right}. This array is not. The next state that the loss returns must be that of the whole batch, with "
+            "statistics summed over spmdkit.batch_axes(). Otherwise each device has its own, and their mean is kept."
         ),
-        "what a step reports": lambda name: f"{right}; the {name} is reported wrongly.",
+        "what a step reports": lambda name: f"{right}; the reported {name} is wrong.",
     }
 
 
@@ -104,7 +104,7 @@ def explain_sums(found: Sums, reference: Sums, tolerance: float) -> str:
     """Compares the sum of the losses and the weight with those of one device."""
     pairs = [("sum of the losses", found.total, reference.total), ("weight", found.weight, reference.weight)]
     return " ".join(
-        f"The {name} is {value:.10g}, and {expected:.10g} on one device: {times_reference(value, expected)}."
+        f"The {name} is {value:.10g}, and {expected:.10g} on one device: {describe_ratio(value, expected)}."
         for name, value, expected in pairs
         if relative(value, expected) > tolerance
     )
@@ -117,7 +117,7 @@ def explain_loss(case: Case, found: Sums, reference: Sums) -> str:
     return case.contract or explain_sums(found, reference, case.tolerance)
 
 
-def times_reference(found: float, reference: float) -> str:
+def describe_ratio(found: float, reference: float) -> str:
     """Describes a number by its ratio to the reference: "0.98 times the reference", "1 + 3.0e-06 times the ..."."""
     ratio = found / reference if reference else float("nan")
     sign = "-" if ratio < 1 else "+"
@@ -136,10 +136,10 @@ def explain_gradient(case: Case, path: str, found: Sums, reference: Sums) -> str
         along = " x ".join(axes)
         cause = f"their sum is the reference: a missing psum over {along}" if adds_up else "they must be the same"
         return f"Devices along {along} hold different values, and {cause}. Its layout is {layout}."
-    return f"It is {how_it_differs(_wide(leaf), expected)} Its layout is {layout}."
+    return f"It is {describe_difference(_wide(leaf), expected)} Its layout is {layout}."
 
 
-def refused(error: Exception, plan: ShardingPlan) -> tuple[str, str] | None:
+def explain_rejection(error: Exception, plan: ShardingPlan) -> tuple[str, str] | None:
     """Explains an error of JAX's replication check as (path, cause); None for any other error."""
     found = differing_result(error)
     if found is None:
@@ -147,22 +147,22 @@ def refused(error: Exception, plan: ShardingPlan) -> tuple[str, str] | None:
     path, axes = found
     along = " x ".join(axis for axis in plan.mesh.axis_names if axis in axes) or "no axis"
     return path, (
-        f"JAX refuses the step: its result would differ between the devices along {along}, which must hold the same: a "
-        f"missing psum over {along}."
+        f"JAX rejects the step, because its result would differ between the devices along {along}, which must hold "
+        f"equal values: a missing psum over {along}."
     )
 
 
-def how_it_differs(value: np.ndarray, expected: np.ndarray) -> str:
+def describe_difference(value: np.ndarray, expected: np.ndarray) -> str:
     """Describes how an array differs: zero, a factor, or the same numbers in other places."""
     if not value.any():
         return "zero."
     ratio = float((value * expected).sum() / max((expected * expected).sum(), 1e-300))
     bound = NEAR * np.abs(value - expected).max(initial=0.0)
     if np.abs(value - ratio * expected).max(initial=0.0) <= bound:
-        return f"{times_reference(ratio, 1.0)} in every element."
+        return f"{describe_ratio(ratio, 1.0)} in every element."
     if np.abs(np.sort(value, axis=None) - np.sort(expected, axis=None)).max(initial=0.0) <= bound:
         return "the same numbers in other places."
-    return "no multiple of the reference."
+    return "not a multiple of the reference."
 
 
 def _wide(leaf: Any) -> np.ndarray:

@@ -11,16 +11,17 @@ from ...layouts.paths import leaves_with_paths
 from ...layouts.tensor_layout import TensorLayout
 from ..step.state import TrainState
 from .reference import Reference, Sums
-from .rounding import MAX_WIDER, TOLERANCES, Narrowing, measured_by, undecided, width
+from .rounding import MAX_WIDER, TOLERANCES, Narrowing, error_scale, undecided, width
 
 SMALL = 1e-6
-"""The fraction of the largest element of all leaves below which a leaf is noise: the scale of its error."""
+"""Leaves whose largest element is below this fraction of the largest element of all leaves are noise; the fraction is
+then the scale of their errors."""
 SMALL_IN_FLOAT32 = 1e-2
-"""The same in float32 and narrower."""
+"""The same fraction for float32 and narrower dtypes."""
 NEAR = 1e-4
-"""The tolerance for treating a measured ratio as a given number."""
+"""The tolerance for a measured ratio to count as equal to a number."""
 INIT_TOLERANCE = 1e-5
-"""Most models draw their initial parameters in float32."""
+"""The tolerance of initial parameters, which most models draw in float32."""
 
 GRADIENTS, PARAMETERS, OPTIMIZER, MODEL_STATE = "gradients", "parameters", "optimizer's state", "the model's state"
 """The kinds of arrays that are compared: gradients of the first batch, the others after all steps."""
@@ -30,10 +31,10 @@ class LeafError(NamedTuple):
     """The distance of one array from its reference.
 
     Attributes:
-        relative: The largest difference on any device, as a part of the largest element of the reference.
+        relative: The largest difference on any device, relative to the largest element of the reference.
         path: The path of the leaf.
-        wider: The factor by which its tolerance is wider than usual, since rounding alone moves it as far.
-        left_out: The number of elements that are not compared, since rounding alone decides their update.
+        wider: The factor by which its tolerance is wider than usual, because rounding alone changes it as much.
+        left_out: The number of elements that are not compared, because rounding alone decides their update.
         tolerance: The tolerance of arrays of its kind.
     """
 
@@ -45,7 +46,7 @@ class LeafError(NamedTuple):
 
 
 def relative(found: float, reference: float) -> float:
-    """Returns the difference of two numbers as a part of the reference; infinite if one is not finite."""
+    """Returns the difference of two numbers relative to the reference; infinite if one is not finite."""
     return float(_error(np.asarray(found), np.asarray(reference), abs(reference)))
 
 
@@ -74,7 +75,7 @@ def array_errors(
 
 
 def _undecided_elements(reference: Reference, moved: Reference, tolerance: float) -> Any:
-    """Returns masks of the parameter elements with updates that rounding decides; None if it is not measured."""
+    """Returns masks of the parameter elements whose updates rounding decides; None if this was not measured."""
     if tolerance not in MAX_WIDER:
         return None
     trees = (reference.first.gradients, moved.first.gradients, reference.params, moved.params)
@@ -90,8 +91,8 @@ def leaf_errors(
     """Compares two pytrees leaf by leaf, the worst first.
 
     Args:
-        found: Arrays on the mesh; every shard on every device is compared, so copies that differ are seen.
-        reference: Host arrays, whole.
+        found: Arrays on the mesh; every shard on every device is compared, which detects differing copies.
+        reference: Whole host arrays.
         tolerance: The tolerance of the comparison; a wider one means more noise in small leaves.
         moved: The reference for perturbed parameters, see `rounding.py`; None if not measured.
         left_out: Masks of the elements that are not compared; None compares all.
@@ -105,7 +106,7 @@ def leaf_errors(
     for (path, leaf), expected, other, mask, own in zip(
         leaves_with_paths(found), references, others or references, masks, sizes, strict=True
     ):
-        size = measured_by(own, expected[~mask], other[~mask], tolerance)
+        size = error_scale(own, expected[~mask], other[~mask], tolerance)
         shards = [(np.asarray(shard.data), shard.index) for shard in leaf.addressable_shards]
         parts = [(part[~mask[index]], expected[index][~mask[index]]) for part, index in shards]
         error = max(_error(part, wanted, size) for part, wanted in parts)
@@ -182,7 +183,7 @@ def differing_copies(leaf: jax.Array, expected: np.ndarray, layout: TensorLayout
     Args:
         leaf: An array on the mesh.
         expected: The whole array of one device.
-        layout: Its layout: devices along the axes that it does not use must hold the same.
+        layout: The layout of the array; devices along the axes that it does not use must hold equal values.
 
     Returns:
         The axes along which devices hold different values, and whether the sum of these values is the reference.
@@ -205,7 +206,7 @@ class Widened(NamedTuple):
     """A tolerance that was widened, or elements that were left out.
 
     Attributes:
-        what: The quantities that are compared with it.
+        what: The quantities that are compared with this tolerance.
         array: The array that rounding affects.
         tolerance: The largest relative error that is allowed; None if elements are left out.
         reason: The measurement, or the line, that explains it.
@@ -246,8 +247,8 @@ def widened(
         for array in sorted(arrays, key=lambda each: each.path):
             if array.left_out:
                 elements = f"is not compared in {array.left_out} elements"
-                reason = f"{elements}: their gradient is rounding, which decides the update"
+                reason = f"{elements}: their gradient is rounding noise, which decides the update"
                 yield Widened(kind, array.path, None, reason)
             if array.wider > 1:
-                reason = "is moved as far by one rounding of the parameters on one device"
+                reason = "changes as much from one rounding of the parameters on one device"
                 yield Widened(kind, array.path, array.wider * array.tolerance, reason)

@@ -1,8 +1,8 @@
 """The reference of every strategy: the same model and optimizer on one device, in plain JAX, without the runtime.
 
-(sum, weight), gradients = jax.value_and_grad(model.loss)(params, batch, key)          one device, whole arrays; of rows
-                                                                                       that depend on each other, one
-                                                                                       microbatch after the other
+(sum, weight), gradients = jax.value_and_grad(model.loss)(params, batch, key)          one device, whole arrays; if rows
+                                                                                       depend on each other, one
+                                                                                       microbatch after another
 gradients, norm          = gradients / weight, their global norm
 params                   = optimizer.update(clip(gradients))                           optax alone
 """
@@ -77,7 +77,7 @@ class OneDevice:
         clip_norm: The maximum global norm of gradients; 0 = no clipping.
         compute: The dtype that parameters are cast to before the model sees them.
         seed: The run's seed.
-        accumulate: Microbatches of a step, each of every nth row; unused if rows are independent.
+        accumulate: The number n of microbatches per step, each of every nth row; unused if rows are independent.
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class OneDevice:
         Args:
             params: Host arrays.
             batch: A global batch.
-            step: The number of steps done before; dropout depends on it.
-            state: The model's state; its first one by default.
+            step: The number of completed steps; dropout depends on it.
+            state: The model's state; by default, the initial one.
         """
         state = self.first_model_state(params) if state is None else state
         pieces = self.accumulate
@@ -155,7 +155,7 @@ class OneDevice:
         Args:
             params: Host arrays.
             batch: A global batch.
-            state: The model's state; its first one by default.
+            state: The model's state; by default, the initial one.
         """
         state = self.first_model_state(params) if state is None else state
         total, weight, metrics, _ = self._evaluate(params, dict(batch), state)
@@ -196,7 +196,7 @@ class OneDevice:
 
     def _apply(self, params: Params, opt_state: Any, gradients: Params, loss: Any) -> tuple[Params, Any]:
         gradients, _ = self.clip.update(gradients, self.clip.init(params))
-        optimizer = optax.with_extra_args_support(self.optimizer)  # some ask for the loss, or the gradients
+        optimizer = optax.with_extra_args_support(self.optimizer)  # some optimizers need the loss or the gradients
         updates, opt_state = optimizer.update(gradients, opt_state, params, value=jnp.asarray(loss), grad=gradients)
         return optax.apply_updates(params, updates), opt_state
 
@@ -211,7 +211,7 @@ def _norm(gradients: Params) -> float:
 
 
 def _key_of(seed: int) -> Array:
-    """Returns the run's key, always threefry, for any default generator of JAX."""
+    """Returns the run's key, which is threefry for any default generator of JAX."""
     return jax.random.key(seed, impl="threefry2x32")
 
 
@@ -243,7 +243,7 @@ def on_host(metrics: Any) -> dict[str, tuple[float, float]]:
 
 
 def report(loss: Any, norm: Any, weight: Any, metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the numbers that a step reports, by the names of the comparison; the norm is that before clipping."""
+    """Returns the reported numbers of a step by the names of the comparison; `norm` is the norm before clipping."""
     named = {"loss": loss, "gradient norm": norm, "weight": weight}
     named |= {f"metric {name!r}": value for name, value in metrics.items()}
     return {name: float(value) for name, value in named.items()}

@@ -58,7 +58,7 @@ class Measured(NamedTuple):
     """The comparison of one quantity.
 
     Attributes:
-        relative: The relative error, of the worst element on any device.
+        relative: The relative error of the worst element on any device.
         tolerance: The largest relative error that rounding explains.
         where: The path of the worst array, a metric, or "".
     """
@@ -94,13 +94,13 @@ class Verification:
     mesh: Mapping[str, int]
     """Mesh axis -> size."""
     dtype: str
-    """The dtype that both compute in."""
+    """The dtype in which both sides compute."""
     tolerance: float
     """The tolerance of loss, gradients and norm; wider than the dtype's own if the model casts to narrower numbers."""
     params_tolerance: float
-    """The tolerance after all steps; wider as well if the optimizer casts to narrower numbers."""
+    """The tolerance after all steps; wider than the dtype's own if the optimizer casts to narrower numbers."""
     errors: Mapping[str, Measured] = field(default_factory=dict)
-    """The compared quantities in causal order; those after the steps only if the steps agree."""
+    """The compared quantities in causal order; quantities after the steps only if the steps agree."""
     gradients: Sequence[LeafError] = ()
     """Every gradient of the first batch, before clipping, the worst first."""
     losses: tuple[float, ...] = ()
@@ -134,7 +134,7 @@ class Verification:
         return self.first_difference is None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the result as plain values, for `--json`."""
+        """Returns the result as JSON values, for `--json`."""
         errors, moved = self.errors, self.collectives
         result = {
             "ok": self.ok,
@@ -216,17 +216,17 @@ def list_unchecked(
     pairs = zip(leaves_with_paths(params), jax.tree.leaves(reference.params), strict=True)
     still = [path for (path, first), last in pairs if path not in frozen and np.array_equal(first, last)]
     conditions = {
-        "the GPU code that replaces what the note describes": measured.notes,
-        "evaluation, checkpoints and later tokens (what comes before differs)": trip is None,
+        "the GPU code that replaces the code in the note": measured.notes,
+        "evaluation, checkpoints and later tokens (earlier results differ)": trip is None,
         "checkpoint files": trip and not files,
         "evaluation (one device cannot evaluate the model)": trip and "evaluation" not in measured.errors,
         f"later tokens ({future.untried})": future.untried,
         "a term of the loss that all positions of a row share (later tokens change it)": future.shared,
         "random numbers (the loss does not depend on the key)": not random,
-        "how much the model's own sums over the batch axes move": measured.collectives.of_the_model,
+        "the bytes of the model's own sums over the batch axes": measured.collectives.of_the_model,
         f"clipping (no norm was over {clip_norm:g})": clip_norm and max(norms) <= clip_norm,
         f"gradients that are zero on one device ({some(frozen)})": frozen,
-        f"updates of what does not move on one device ({some(still)})": still,
+        f"updates of parameters that do not change on one device ({some(still)})": still,
         "the config's own sizes": measured.reduced,
     }
     yield from NEVER_CHECKED

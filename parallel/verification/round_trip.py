@@ -1,9 +1,9 @@
 """Saves a state, restores it onto another mesh, and back: the arrays must be equal.
 
 saved     = to_model(state)                         blocks in the model's order, which `compare` has compared
-elsewhere = restored onto another mesh              bit for bit what was saved
-back      = to_stored(restored from elsewhere)      bit for bit the state, laid out as the step requires
-one more step from `back` and from the state        the same
+elsewhere = restored onto another mesh              bitwise equal to `saved`
+back      = to_stored(restored from elsewhere)      bitwise equal to the state, laid out as the step requires
+one more step from `back` and from the state        equal results
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +32,7 @@ class RoundTrip(NamedTuple):
     """The result of saving and restoring a state.
 
     Attributes:
-        restored_onto: The mesh that it was restored onto: axis -> size, of those over 1.
+        restored_onto: The mesh that it was restored onto: axis -> size, for axes with a size over 1.
         arrays: The number of arrays.
         differing: One line for each array that changed.
         next_step_rel: The relative difference of one more step from the restored and from the original state.
@@ -62,7 +62,7 @@ def round_trip(
     """
     move, order = save_and_restore or in_memory, stored_order(step.plan)
     saved = order.to_model(state)
-    other = _elsewhere(step)
+    other = _step_on_other_mesh(step)
     elsewhere = move(saved, other.abstract_state())
     result = RoundTrip(_sizes(other), len(jax.tree.leaves(saved)), (), float("inf"))
     lines = [*differing_arrays(elsewhere, saved, f"restored onto {result.target}")]
@@ -72,7 +72,7 @@ def round_trip(
     for (path, leaf), target in zip(leaves_with_paths(back), jax.tree.leaves(stored), strict=True):
         if not leaf.sharding.is_equivalent_to(target.sharding, leaf.ndim):
             old, new = leaf.sharding.spec, target.sharding.spec
-            lines.append(f"{path}, restored from there, lies as {old}, and the step has {new}")
+            lines.append(f"{path}, restored from there, has the sharding {old}, expected {new}")
     if lines:
         return result._replace(differing=tuple(lines))
     expected, found = (step(each, dict(batch)) for each in (state, back))
@@ -85,7 +85,7 @@ def in_memory(state: TrainState, like: TrainState) -> TrainState:
     return jax.tree.map(lambda leaf, target: jax.device_put(np.asarray(leaf), target.sharding), state, like)
 
 
-def _elsewhere(step: Step) -> Step:
+def _step_on_other_mesh(step: Step) -> Step:
     """Builds the same training on another mesh of the same devices, or of one of them."""
     names, model, precision = list(map(str, step.plan.mesh.devices.flat)), step.given_model, step.precision
     for strategy in ({"fsdp": FSDPConfig(size=len(names), floor_bytes=1)}, {"data": len(names)}, {}):
@@ -110,10 +110,10 @@ def differing_arrays(found: Any, expected: Any, when: str) -> Iterator[str]:
         if value.shape != wanted.shape or value.dtype != wanted.dtype:
             yield f"{path}, {when}, is {value.dtype}{list(value.shape)} and was {wanted.dtype}{list(wanted.shape)}"
         elif value.tobytes() != wanted.tobytes():
-            yield f"{path}, {when}, {_how(value, wanted)}"
+            yield f"{path}, {when}, {_describe_change(value, wanted)}"
 
 
-def _how(value: np.ndarray, expected: np.ndarray) -> str:
+def _describe_change(value: np.ndarray, expected: np.ndarray) -> str:
     """Describes how an array changed."""
     rows, wanted = ([row.tobytes() for row in np.atleast_1d(each)] for each in (value, expected))
     if len(rows) > 1 and sorted(rows) == sorted(wanted):

@@ -1,9 +1,9 @@
 """Tolerances for rounding, from the narrowest floating-point dtype in a program.
 
-Rounding affects some arrays more. The gradient of a bias before a batch norm is zero, as a sum of nonzero terms: the
-result is rounding noise, and two correct programs have different noise. To measure it, one device trains twice, from
-the parameters and from copies that differ in the last digit (`moved`). An optimizer that uses a gradient's sign turns
-such noise into a full update, so no two programs agree on it (`undecided`).
+Rounding affects some arrays more than others. The gradient of a bias before a batch norm is zero as the sum of nonzero
+terms, so the result is rounding noise, and two correct programs have different noise. To measure it, one device trains
+twice: from the parameters, and from copies that differ in the last digit (`moved`). An optimizer that uses the sign of
+a gradient turns such noise into a full update, on which no two programs agree (`undecided`).
 """
 
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ from ..xla.graph import inner_programs
 TOLERANCES = {"float64": 1e-9, "float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}
 """The relative error that rounding explains, for the narrowest dtype of a program."""
 MEASURED_TIMES = 16
-"""The factor between the effect of one rounding of the parameters and that of rounding on two meshes."""
+"""The ratio of the effect of rounding on two meshes to that of one rounding of the parameters."""
 MAX_WIDER = {1e-9: 1e3, 1e-5: 1e2}
-"""Tolerance -> the factor by which a measurement can widen it at most; in 16 bits it is wide enough."""
+"""Tolerance -> the largest factor by which a measurement can widen it; 16-bit tolerances are wide enough."""
 
 
 class Narrowing(NamedTuple):
@@ -29,7 +29,7 @@ class Narrowing(NamedTuple):
 
     Attributes:
         dtype: Their dtype.
-        array: The array that a cast narrows, such as "float64[8,16]"; "" if none is cast to fewer bits.
+        array: The array that is cast to fewer bits, such as "float64[8,16]"; "" if there is none.
         place: The line that casts it.
     """
 
@@ -46,12 +46,13 @@ class Narrowing(NamedTuple):
 def narrowing(jaxpr: Any, stored: str, *, scalars: bool = True) -> Narrowing:
     """Finds the narrowest numbers that a program computes with.
 
-    A constant that is cast, such as the rate of a dropout, is the same number on every mesh and does not count.
+    A cast of a constant, such as a dropout rate, gives the same number on every mesh and does not count.
 
     Args:
         jaxpr: The program.
         stored: The dtype of its parameters.
-        scalars: Count scalars that depend on the program's inputs; a learning rate in float32 is the same everywhere.
+        scalars: Whether scalars that depend on the program's inputs count; a float32 learning rate is the same on every
+            mesh.
     """
     casts = _narrowed(jaxpr, scalars, set(jaxpr.invars))
     return min([Narrowing(stored), *casts], key=lambda each: width(each.dtype))
@@ -83,7 +84,7 @@ def _narrowed(jaxpr: Any, scalars: bool, inputs: set[Any]) -> Iterator[Narrowing
 
 
 def moved(params: Any, bound: float) -> Any:
-    """Returns parameters with each element a last place larger or smaller, in the dtype of a tolerance.
+    """Returns parameters with each element changed by one unit in the last place, in the dtype of a tolerance.
 
     Args:
         params: Host arrays.
@@ -100,7 +101,7 @@ def moved(params: Any, bound: float) -> Any:
     return jax.tree.map(move, params)
 
 
-def measured_by(size: float, found: np.ndarray, other: np.ndarray, bound: float) -> float:
+def error_scale(size: float, found: np.ndarray, other: np.ndarray, bound: float) -> float:
     """Returns the scale of an error: the size of an array, or more if rounding affects it more than its size suggests.
 
     Args:
@@ -111,7 +112,7 @@ def measured_by(size: float, found: np.ndarray, other: np.ndarray, bound: float)
     """
     if bound not in MAX_WIDER:
         return size
-    apart = float(_apart(found, other).max(initial=0.0))
+    apart = float(_distances(found, other).max(initial=0.0))
     if not np.isfinite(apart):
         return size
     return min(max(size, MEASURED_TIMES * apart / bound), MAX_WIDER[bound] * size)
@@ -125,15 +126,15 @@ def undecided(gradient: Any, moved_gradient: Any, after: Any, moved_after: Any, 
         moved_gradient: The gradient from `moved` parameters.
         after: The parameter after all steps.
         moved_after: The parameter after all steps from `moved` parameters.
-        limit: The largest difference that `measured_by` can explain.
+        limit: The largest difference that `error_scale` can explain.
 
     Returns:
         A mask: the elements with a gradient within the effect of rounding on this array, if the parameter moves by more
         than the limit in one of them; otherwise all False.
     """
-    noise = np.abs(gradient) <= MEASURED_TIMES * _apart(gradient, moved_gradient).max(initial=0.0)
-    return noise & bool((noise & (_apart(after, moved_after) > limit)).any())
+    noise = np.abs(gradient) <= MEASURED_TIMES * _distances(gradient, moved_gradient).max(initial=0.0)
+    return noise & bool((noise & (_distances(after, moved_after) > limit)).any())
 
 
-def _apart(array: Any, other: Any) -> np.ndarray:
+def _distances(array: Any, other: Any) -> np.ndarray:
     return np.abs(np.asarray(array, np.float64) - np.asarray(other, np.float64))

@@ -1,7 +1,7 @@
 """Counts the collectives of a compiled step by kind and mesh axis, with bytes, from XLA's own text.
 
-A collective inside a loop counts once per turn, and an asynchronous pair (`-start`, `-done`) counts once. XLA writes
-the trip counts that it knows. The parts of a pipeline have theirs in their name scopes, see `optional_turns.py`.
+A collective inside a loop counts once per turn, and an asynchronous pair (`-start`, `-done`) counts once. XLA's text
+contains the trip counts that XLA knows. For the parts of a pipeline, name scopes contain them, see `optional_turns.py`.
 """
 
 import math
@@ -73,7 +73,7 @@ def _bytes(dtype: str) -> int:
 
 
 def replica_groups(instruction: str, num_devices: int) -> list[list[int]]:
-    """Returns the groups of partitions that communicate, in any of XLA's notations; an omitted list means all."""
+    """Returns the groups of partitions that communicate, from any of XLA's notations; an omitted list means all."""
     if pairs := _PAIRS.search(instruction):
         return [[int(a), int(b)] for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs.group(1)) if a != b] or [[0]]
     if named := _GROUP_MESH.search(instruction):
@@ -96,8 +96,11 @@ def _iota(dims: str, order: str | None) -> np.ndarray:
 
 
 def _mesh_groups(axes: str, device_dims: str | None, device_order: str | None, taken: str) -> list[list[int]]:
-    """Returns groups written as mesh axes, `['data'=2,'fsdp'=4] {'fsdp'}`; `'fsdp':(2)2` is a part of an axis: the
-    factor of size 2 after a factor of size 2. Devices may be in another order: `device_ids=([4,2]T(1,0))`."""
+    """Returns the groups written as mesh axes: `['data'=2,'fsdp'=4] {'fsdp'}`.
+
+    `'fsdp':(2)2` is a part of an axis: the factor of size 2 after a factor of size 2. `device_ids=([4,2]T(1,0))` means
+    that devices are in another order.
+    """
     sizes = {name: int(size) for name, size in _MESH_AXIS.findall(axes)}
     dims: list[int] = []
     members: list[int] = []
@@ -134,7 +137,7 @@ _BRANCH_TURNS = re.compile(r"\bturns_([\d_]+)_of_(\d+)/(?:cond|branch\w*)\"")
 
 
 class Call(NamedTuple):
-    """A computation that an instruction runs, and how often; below 1 if only some turns of a loop run it."""
+    """A computation that an instruction runs, and the number of runs; below 1 if only some turns of a loop run it."""
 
     name: str
     times: Fraction
@@ -156,7 +159,7 @@ def computations_of(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def collective_of(instruction: str) -> re.Match[str] | None:
-    """Matches a collective: the type of its result, its kind, and "-start" if it only starts one. Otherwise None."""
+    """Matches a collective: the type of its result, its kind, and "-start" if it is asynchronous. Otherwise None."""
     if any(kind in instruction for kind in _KINDS.split("|")):  # a plain search is faster for all other instructions
         return _COLLECTIVE.search(instruction)
     return None

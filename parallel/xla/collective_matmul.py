@@ -1,8 +1,8 @@
 """Matrix products that overlap the gather before them, or the scatter after them, with a bidirectional ring.
 
-A device multiplies its own part first, while its neighbors' parts arrive, one from each side; after T // 2 steps it has
-multiplied all T parts. The permutes of a step run at the same time as its products. The bytes are those of the replaced
-collective; each direction of the links carries half of them.
+A device first multiplies its own part while its neighbors' parts arrive, one from each side. After T // 2 steps it has
+multiplied all T parts. The permutes of a step run at the same time as its products. They move as many bytes as the
+replaced collective, half of them in each direction of the links.
 
 Source: Wang et al. 2023, "Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning
 Models", section 5.

@@ -28,8 +28,11 @@ def matches(error: BaseException, *texts: str) -> bool:
 
 
 def differing_result(error: BaseException) -> tuple[str, set[str]] | None:
-    """Returns the path of the first result that differs between devices on which it must be the same, and over which
-    axes, according to an error of `jax.shard_map`; or None."""
+    """Parses an error of `jax.shard_map` about a result that differs between devices on which it must be the same.
+
+    Returns:
+        The path of the first such result and the axes over which it differs; None for other errors.
+    """
     found = _DIFFERS.search(str(error))
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""A traced function as a graph of operations, and functions built from some of them."""
+"""A traced function as a graph of operations, and functions that run some of its operations."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple

@@ -3,10 +3,10 @@
     simulated devices    a loop with a data-dependent number of turns, 0 on stages that skip the part
     other platforms      a conditional, around a loop with a known number of turns if a part has several
 
-XLA:CPU copies every buffer that passes through a conditional, in each branch; it updates a buffer that a loop carries
-in place. On a GPU a conditional copies nothing, and a loop of unknown length makes the host wait on every turn.
+XLA:CPU copies every buffer that passes through a conditional, in each branch, but updates the buffers of a loop's carry
+in place. On a GPU, a conditional copies nothing, but for a loop of unknown length the host waits on every turn.
 
-The compiler does not know how often either runs, so a name scope records it for `census.py`.
+The compiler does not know the number of runs of either, so a name scope records it for `census.py`.
 """
 
 import re

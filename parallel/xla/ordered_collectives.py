@@ -1,13 +1,14 @@
-"""Values that wait for other values, on simulated devices; on other platforms nothing waits.
+"""Orders collectives on simulated devices by making values wait for other values; other platforms need no waits.
 
-XLA:CPU starts the collectives of one computation in program order, and each is complete when it returns. A loop is
-not: if no later operation needs its result, later operations start while the loop still runs. A device that is short of
-threads then meets the others in the wrong collective, and they deadlock or exchange the wrong values. Therefore a
-collective outside a loop of collectives waits for the loop, or the loop for it, through a data dependency, since
-XLA:CPU drops every weaker constraint. Other platforms start all collectives in program order and do not need this.
+XLA:CPU starts the collectives of one computation in program order, and a collective is complete when it returns. This
+does not hold for loops: if no later operation needs the result of a loop, later operations start while it still runs. A
+device that is short of threads can then be in another collective than its peers, and they deadlock or exchange wrong
+values. Therefore a collective outside a loop of collectives waits for the loop, or the loop waits for the collective.
+The wait is a data dependency, because XLA:CPU drops every weaker constraint. Other platforms start all collectives in
+program order.
 
-`order_after` is the only way to wait on simulated devices. Gathers and scatters wait for loops (`order_block`,
-`scatter_first`, `delay_recompute`), a stage's second message waits for its first, and each part of a tick for the
+`order_after` implements all waits on simulated devices. Gathers and scatters wait for loops (`order_block`,
+`scatter_first`, `delay_recompute`), a stage's second message waits for its first, and each part of a tick waits for the
 previous one (`executor/tick.py`).
 """
 
@@ -30,9 +31,9 @@ def order_after(done: Any, value: Tree, *, integers: bool = False) -> Tree:
     """Returns a value unchanged; on simulated devices it is available only after other values.
 
     Args:
-        done: Any pytree of arrays, such as the results of collectives. It gets no gradient.
+        done: Any pytree of arrays, such as the results of collectives. It does not receive a gradient.
         value: Any pytree; its floating-point leaves wait.
-        integers: Whether its other leaves wait too.
+        integers: Whether the other leaves of `value` wait too.
     """
     leaves = [leaf for leaf in jax.tree.leaves(done) if leaf.size]
     if not leaves:
@@ -45,12 +46,12 @@ def order_after(done: Any, value: Tree, *, integers: bool = False) -> Tree:
 
 
 def order_block(params: Params, x: Tree) -> tuple[Params, Tree]:
-    """Returns the inputs of a block with loops of collectives unchanged, ordered around these loops.
+    """Returns the inputs of a block that contains loops of collectives, ordered with respect to these loops.
 
     Args:
-        params: The gathered parameters: their gathers come before the loops.
-        x: The activations. In backward, their gradient, and with it all loops, comes before that of `params` is
-            reduced.
+        params: The gathered parameters. Their gathers run before the loops.
+        x: The activations. In backward, their gradient, and therefore every loop, is computed before the gradient of
+            `params` is reduced.
     """
     return _order_block(params, order_after(params, x))
 
@@ -72,8 +73,8 @@ _order_block.defvjp(lambda params, x: ((params, x), None), _order_block_backward
 def scatter_first(shards: Any, value: Tree) -> tuple[Any, Tree]:
     """Returns both unchanged; in backward, the gradients of `shards` are reduced before the loop behind `value` runs.
 
-    Platforms that need no order would reduce them after the loop, and keep the whole gradients in memory until then: a
-    barrier prevents it (Llama-3 8B on fsdp 8: 12.9 instead of 14.8 GB of temporaries, compiled for H100s).
+    Other platforms would reduce them after the loop, and keep the whole gradients in memory until then; a barrier
+    prevents this (Llama-3 8B on fsdp 8: 12.9 instead of 14.8 GB of temporaries, compiled for H100s).
 
     Args:
         shards: Parameters that are used after a loop; their gradients are reduced by `fsdp.attach`.
@@ -102,7 +103,7 @@ def delay_recompute(block: Callable[..., Tree], *, inputs_only: bool) -> Callabl
 
     Args:
         block: A function of arrays, made by `jax.checkpoint`.
-        inputs_only: Whether it is enough that the block's inputs wait, because its other residuals are used unchanged;
+        inputs_only: Whether only the block's inputs have to wait, because its other residuals are used unchanged;
             otherwise all residuals wait.
     """
 
@@ -137,7 +138,7 @@ _order_after.defvjp(lambda done, value: (_order_after(done, value), None), lambd
 
 
 def _wait(done: list[Array], value: Tree) -> Tree:
-    """Returns the value through a selection that always has the same result, which XLA does not know."""
+    """Returns the value through a selection that always has the same result, which XLA cannot see."""
     signs = [leaf.ravel()[0] >= 0 for leaf in done]
     never = sum((sign.astype(jnp.int32) for sign in signs), jnp.zeros((), jnp.int32)) > len(signs)
     return jax.tree.map(lambda leaf: jnp.where(never, jnp.zeros_like(leaf), leaf), value)

@@ -1,11 +1,11 @@
 """The tricks: code for a specific compiler, the platforms that use it, and its measured gain.
 
 A step is traced once for all platforms. `by_platform` puts both variants into the trace; lowering keeps the variant of
-its own platform, and removes the other. A trick is therefore on for the platforms listed here, and off on all others:
-GPUs use none. Each leaves its name in the program, as a name scope.
+its own platform and removes the other. A trick is therefore used on the platforms listed here and on no others; GPUs
+use none. In the program, a name scope shows the name of the trick.
 
     order            simulated devices order collectives by data dependencies only    `ordered_collectives.py`
-    hop_in_groups    their collective-permute waits for stages that are skipping       `ring_hop.py`
+    hop_in_groups    XLA:CPU's permute waits for stages that skip it                   `ring_hop.py`
     loops            XLA:CPU copies every buffer that passes through a conditional     `optional_turns.py`
     product          XLA:CPU needs more memory to transpose the wider factor           `product.py`
     weight_first     XLA:CPU postpones gradients that no other operation waits for     `product.py`
@@ -47,8 +47,8 @@ TRICKS: dict[str, Trick] = {
     "product": Trick(("cpu",), "0.3 to 2 % of a step's memory: five cases of `make bench`, 2 cores"),
     "weight_first": Trick(("cpu",), "3.9 and 4.3 % of a step's memory: tensor 4 x data 2, fsdp 2 x tensor 4, 2 cores"),
 }
-"""A GPU needs none: it starts collectives in program order, its permutes wait only for their pairs, its conditionals
-copy nothing, and its kernels accept matrices in either order."""
+"""The tricks by name. GPUs need none: they start collectives in program order, their permutes wait only for their
+pairs, their conditionals copy nothing, and their kernels accept matrices in either order."""
 
 
 def by_platform(trick: str, used: Callable[..., Result], otherwise: Callable[..., Result], *operands: Any) -> Result:

@@ -1,7 +1,7 @@
 """The names of the JAX primitives that the runtime looks for in traced functions, in JAX 0.10.2 and 0.12.0.
 
-If JAX renames a primitive, it drops out of its set without an error: the code that uses the set then keeps or computes
-more than it needs, and the tests of `blocks/gathered_block.py` and `blocks/split_backward.py` fail.
+If JAX renames a primitive, it no longer matches, without an error. The code that uses the set then keeps or computes
+more than necessary, and the tests of `blocks/gathered_block.py` and `blocks/split_backward.py` fail.
 """
 
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ MOVES = frozenset(
         *("broadcast_in_dim", "convert_element_type", "reduce_precision", "pvary", "pcast", "stop_gradient", "name"),
     )
 )
-"""Primitives that move, cast or name one array: cheap to repeat."""
+"""Primitives that move, cast or name one array, and are cheap to repeat."""
 
 JOINS = frozenset(("concatenate", "dynamic_slice"))
-"""Primitives that move several arrays, or from a computed position."""
+"""Primitives that move several arrays, or parts of arrays at a computed position."""
 
 GATHERS = frozenset(("all_gather", "all_gather_invariant"))
 """Primitives that gather from devices."""
@@ -44,7 +44,7 @@ FUSED_ATTENTION = "dot_product_attention_fwd_wrapper"
 """The primitive of cuDNN's attention: its output and, for backward, the statistics of the softmax."""
 
 PLATFORM_CHOICE = "platform_index"
-"""The first primitive of a choice by platform, see `platform.py`."""
+"""The first primitive of a selection by platform, see `platform.py`."""
 
 
 def gathered_over(params: Mapping[str, Any]) -> frozenset[str]:

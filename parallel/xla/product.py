@@ -1,13 +1,13 @@
 """Products of activations and matrices, with control over how and when their gradients are computed.
 
-Autodiff computes the gradient of the matrix as a product and its transpose, which XLA folds into one product that
-contracts the first dim of one side and the last of the other. XLA's CPU backend does not have a fast kernel for that:
-it takes two to three times as long, a tenth of a whole step. If the product is written in the order of the matrix,
-there is nothing to fold. (If XLA partitions the product, an all-reduce between the two prevents the folding.)
+Autodiff computes the gradient of the matrix as a product followed by a transpose. XLA folds both into one product that
+contracts the first dim of one side and the last of the other. XLA's CPU backend does not have a fast kernel for it: it
+takes two to three times as long, a tenth of a whole step. A product that is written in the order of the matrix needs no
+transpose, so nothing is folded. (If XLA partitions the product, an all-reduce between the two prevents the folding.)
 
-XLA may also postpone the gradient of a matrix to the end of the step, and keep its operands until then: for the head,
-the logits through the whole backward loop. `weight_first` computes it immediately, which reduced the memory of a step
-by 3.9 and 4.3 % (`benchmarks/RESULTS.md`).
+XLA may also postpone the gradient of a matrix to the end of the step, and keep its operands until then; for the head,
+these are the logits, through the whole backward loop. `weight_first` makes XLA compute the gradient immediately, which
+reduced the memory of a step by 3.9 and 4.3 % (`benchmarks/RESULTS.md`).
 """
 
 import jax
@@ -55,7 +55,7 @@ def _weight_gradient(x_BLD: Array, gradient_BLF: Array) -> Array:
 
 
 def _narrower_first(x_BLD: Array, gradient_BLF: Array) -> Array:
-    """Returns the same gradient, transposed afterwards: transposing the narrower factor needs less memory."""
+    """Returns the gradient with the narrower factor transposed, which needs less memory than transposing the wider."""
     return lax.optimization_barrier(_weight_gradient(gradient_BLF, x_BLD)).T
 
 

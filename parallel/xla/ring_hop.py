@@ -4,8 +4,8 @@
     simulated devices        all-to-all within the ring, with zeros for all other devices: N times the bytes
     with a pipeline          (the trick `hop_in_groups` of `platform.py`)
 
-XLA:CPU's collective-permute waits for every device of the mesh, including those of other stages, which may be running
-another part of a tick. Only in this case, a hop uses another transport. The rest of the program and the bits of the
+XLA:CPU's collective-permute waits for every device of the mesh, including devices of other stages, which may be running
+another part of a tick. Only in this case does a hop use another collective. The rest of the program and the bits of the
 results are the same.
 """
 
@@ -28,7 +28,7 @@ def hop(x: Array, axis: str, size: int, direction: int = 1) -> Array:
     Args:
         x: A per-device array of any shape and dtype.
         axis: The mesh axis of the ring.
-        size: N, its size.
+        size: N, the size of the axis.
         direction: 1 towards higher indices, -1 towards lower.
 
     Returns:
@@ -68,7 +68,7 @@ _hop.defvjp(_hop_forward, _hop_backward)
 
 
 def convert_hops(line: Collective, size: int, platform: str) -> Collective:
-    """Returns the actual collective of a hop in a pipeline, from a line of a model's `traffic`.
+    """Converts a line of a model's `traffic` to the actual collective of a hop in a pipeline.
 
     Args:
         line: The line; only collective-permutes change.

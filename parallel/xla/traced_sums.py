@@ -37,9 +37,9 @@ class _Reduction(NamedTuple):
 
     Attributes:
         key: The key of the all-reduces that it can be combined with.
-        place: Its place, from 1, in the longest chain of its key that ends in it.
+        place: The position, from 1, in the longest chain of its key that ends in this all-reduce.
         bytes: The bytes that it moves.
-        waited_for: Whether the last all-reduce waits for it.
+        waited_for: Whether the final all-reduce waits for it.
     """
 
     key: SumKey
@@ -55,13 +55,15 @@ def all_reduces(
 
     Args:
         graph: The program.
-        first: The results that the final all-reduce depends on; XLA combines it with all that can wait for it.
+        first: The results that the final all-reduce depends on. XLA combines the final one with every all-reduce of its
+            key that can be delayed until then.
         after: The key of the final all-reduce, which is not counted.
         sizes: Mesh axis -> size, in the order of the mesh.
         platform: The platform of the program.
 
     Returns:
-        One line for each key, and some for each loop; a count of 0 means bytes that the final one carries.
+        One line for each key, and further lines for each loop. A count of 0 means bytes that the final all-reduce
+        moves.
     """
     lines = [line for eqn in dependencies(graph, graph.outputs)[0] for line in _inside(eqn, sizes, platform)]
     found = list(_reductions(graph, first, sizes, platform))

@@ -3,17 +3,12 @@
 from dataclasses import replace
 from functools import cache
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax import lax
-from jax.sharding import PartitionSpec
-from spmdkit.mesh.compat import varying_axes
 from spmdkit.parallel import FSDPConfig, Precision, build_step, lay_out
 from spmdkit.parallel.collectives import Collective, StepCounts, merge, wire_bytes
-from spmdkit.parallel.data import axes_to_sum, cost, make_varying, reduce_gradients, reduces_in_backward, scalar_width
+from spmdkit.parallel.data import axes_to_sum, cost, reduces_in_backward, scalar_width
 from spmdkit.parallel.plan import StepOptions
 from spmdkit.parallel.step.cost import count_calls
 from support import toy
@@ -75,58 +70,6 @@ def test_gradients_move_in_the_reduce_dtype_and_scalars_at_least_in_float32(dtyp
     (line,) = cost_of(resolved(data=2), dtype, platform)
     assert line.bytes == bytes_of(*PATHS, resolved=resolved(data=2)) // 4 * width + 2 * scalar
     assert scalar_width(dtype) == scalar
-
-
-def on_mesh(function, plan):
-    """A function of a device's parameters, on the mesh of a plan."""
-    specs = plan.manual_specs(plan.table)
-    return jax.shard_map(
-        function,
-        mesh=plan.mesh.backend_mesh,
-        in_specs=(specs,),
-        out_specs=(specs, PartitionSpec()),
-        axis_names=set(AXES),
-    )
-
-
-def test_gradients_and_scalars_are_summed_over_what_they_lack():
-    plan, seen = resolved(data=2, fsdp=2), {}
-
-    def run(params):
-        varying = make_varying(params, plan.table.layouts, AXES)
-        seen["axes"] = {str(varying_axes(leaf)) for leaf in jax.tree.leaves(varying)}
-        share = 1.0 + lax.axis_index("data") + 10 * lax.axis_index("fsdp")
-        local = jax.tree.map(lambda leaf: leaf * share, varying)
-        gradients, (total,) = reduce_gradients(local, [share], plan.table.layouts, AXES, "float32")
-        return gradients, total
-
-    ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), plan.table.abstract_arrays)
-    gradients, total = jax.jit(on_mesh(run, plan))(ones)
-    assert float(total) == 1 + 2 + 11 + 12
-    assert len(seen["axes"]) == 1, "all parameters vary over all axes"
-    assert np.unique(gradients["blocks"]["scale"]).tolist() == [26], "over both axes"
-    assert np.unique(gradients["blocks"]["up"]).tolist() == [1 + 2, 11 + 12], "over data alone, each shard its own"
-
-
-def test_sums_are_in_the_reduce_dtype_and_gradients_come_back_in_their_own():
-    plan, dtypes = resolved(data=2, fsdp=2), []
-
-    def run(params):
-        local = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), make_varying(params, plan.table.layouts, AXES))
-        right = lax.psum
-
-        def psum(operands, axes):
-            dtypes.append({str(leaf.dtype) for leaf in operands})
-            return right(operands, axes)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(lax, "psum", psum)
-            gradients, (total,) = reduce_gradients(local, [jnp.float32(1)], plan.table.layouts, AXES, "float32")
-        assert {str(leaf.dtype) for leaf in jax.tree.leaves(gradients)} == {"bfloat16"}
-        return gradients, total
-
-    jax.eval_shape(on_mesh(run, plan), plan.table.abstract_arrays)
-    assert dtypes == [{"float32"}, {"float32"}], "one sum a bucket"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from spmdkit.models import TransformerConfig, transformer
 from spmdkit.parallel.verification.collective_check import check_collectives
 from spmdkit.planning.pipeline_time import pipeline_seconds, textbook_seconds
 from spmdkit.planning.timeline import simulate
-from spmdkit.runtime.compilation import DOUBLE_BUFFERING, MEMORY_LIMIT, OVERLAP_LIMIT, default_options
+from spmdkit.runtime.compilation import DOUBLE_BUFFERING, LATENCY_HIDING, MEMORY_LIMIT, OVERLAP_LIMIT, default_options
 
 from spmdkit import Precision, build_step, lay_out, list_devices
 

@@ -132,7 +132,7 @@ def test_what_cpu_devices_do_another_way_is_said(tmp_path, capsys):
     assert (code, result["ok"]) == (0, True)
     [note] = result["notes"]
     assert "strategy.context.attention=ring sends by all-to-all in the ring's group" in note
-    assert "the GPU code that replaces what the note describes" in result["not_looked_at"]
+    assert "the GPU code that replaces the code in the note" in result["not_looked_at"]
 
 
 UNEVEN = ["model.widths=[31]", "layouts.rules={layers/0/kernel: [null, fsdp]}"]

@@ -1,10 +1,10 @@
-"""The attention methods for positions that are split over the axis `context`, by name, and the one with all-to-alls.
+"""The attention methods for positions split over the axis `context`, by name; implements the one with all-to-alls.
 
 Letters: B rows, L positions of a row, l = L / N of them on one device of the axis of size N, H query heads, G key-value
 heads, h = H / N and g of them on one device after the exchange, K width of a head.
 
-All-to-all attention (DeepSpeed Ulysses): device r has the positions from r l on, so that the parts that arrive from
-devices 0, 1, ... are in the order of positions. Each device gets all positions of some heads, and sends the result
+In all-to-all attention (DeepSpeed Ulysses), device r has the l positions from r l on, so that the parts received from
+devices 0, 1, ... are in the order of positions. Each device receives all positions of some heads, and sends the result
 back.
 """
 
@@ -26,10 +26,10 @@ def all_to_all_attention(
     config: ContextConfig,
     segment_BL: Array | None = None,
 ) -> Array:
-    """Runs attention over all positions of a row, of which each device of the axis `context` has some.
+    """Runs attention over all positions of a row, which are split over the axis `context`.
 
-    One all-to-all moves queries, keys and values; key-value heads are repeated first if N does not divide them. Its
-    autodiff transpose is an all-to-all too, which moves the gradient in the opposite direction.
+    One all-to-all moves queries, keys and values; key-value heads are first repeated if N does not divide their number.
+    The transpose in autodiff is also an all-to-all, which moves the gradient in the opposite direction.
 
     Args:
         query_BlHK: The queries at this device's `local_positions`, (B, l, H, K); H must be a multiple of N.

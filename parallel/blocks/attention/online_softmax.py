@@ -1,13 +1,13 @@
-"""Attention of some queries to some of the keys they see: parts that add up to the whole, and their gradients.
+"""Attention of some queries to some of their keys: partial results that can be merged, and their gradients.
 
 Letters: B rows, S positions of the queries, T of the keys, G key-value heads, R query heads that share one, K width of
 a head; X = R * S, since the query heads of a group are folded into the rows of one matrix product.
 
-A softmax over all keys is the sum of exp(score) * value over the keys, divided by the sum of exp(score). Both sums can
-be taken over one set of keys after the other, if each remembers the highest score that it was scaled by. In backward
-the logarithm of the second sum, kept from forward, gives every weight of the softmax again without a sum.
+Attention is the sum of exp(score) * value over the keys, divided by the sum of exp(score). Both sums can be computed
+for one set of keys after another if each partial sum keeps the highest score, by which it is scaled. Forward keeps the
+logarithm of the second sum; with it, backward recomputes every weight of the softmax without a sum.
 
-Queries are worked on in slices of at most `SLICE` positions, so that the scores of long rows never exist at once.
+Queries are processed in slices of at most `SLICE` positions, so that the scores of a long row are never all in memory.
 
 Source: Milakov & Gimelshein 2018, "Online normalizer calculation for softmax"; Dao et al. 2022, "FlashAttention",
 section 3.1 and appendix B (the gradients).
@@ -26,11 +26,11 @@ SLICE = 1024
 
 
 class Marks(NamedTuple):
-    """The marks of queries or keys: a query attends to keys that are not after it, and in its own segment.
+    """The positions and segments of queries or keys. A query attends to keys of its segment that are not after it.
 
     Attributes:
-        position_S: int32, (S,); None if every key is before every query.
-        segment_BS: int32, (B, S); None if a row is one document.
+        position_S: The positions, int32, (S,); None if every key is before every query.
+        segment_BS: The segments, int32, (B, S); None if a row is one document.
     """
 
     position_S: Array | None = None
@@ -38,12 +38,12 @@ class Marks(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The softmax over some of the keys, not yet divided; float32 or wider.
+    """The undivided softmax over some of the keys; float32 or wider.
 
     Attributes:
-        total_BGRSK: Sum of exp(score - peak) * value over these keys.
-        weight_BGRS: Sum of exp(score - peak).
-        peak_BGRS: The highest score; the lowest finite number if no key is seen.
+        total_BGRSK: The sum of exp(score - peak) * value over these keys.
+        weight_BGRS: The sum of exp(score - peak).
+        peak_BGRS: The highest score; the lowest finite number if the query attends to none of these keys.
     """
 
     total_BGRSK: Array
@@ -62,7 +62,8 @@ def attend(query_BGRSK: Array, key_BGTK: Array, value_BGTK: Array, rows: Marks, 
         columns: Marks of the keys.
 
     Returns:
-        The part. If a query sees no keys, it contains arbitrary numbers, and a `peak` that makes `merge` drop them.
+        The part. For a query that attends to none of the keys, it contains arbitrary numbers and a `peak` with which
+        `merge` ignores them.
     """
 
     def one_slice(query_BGRSK: Array, rows: Marks) -> Part:
@@ -80,7 +81,7 @@ def attend(query_BGRSK: Array, key_BGTK: Array, value_BGTK: Array, rows: Marks, 
 
 
 def merge(a: Part, b: Part) -> Part:
-    """Merges two parts. If a query sees no keys of one part, that part is ignored."""
+    """Merges two parts. A part is ignored for queries that attend to none of its keys."""
     peak = jnp.maximum(a.peak_BGRS, b.peak_BGRS)
     scale_a, scale_b = jnp.exp(a.peak_BGRS - peak), jnp.exp(b.peak_BGRS - peak)
     total = a.total_BGRSK * scale_a[..., None] + b.total_BGRSK * scale_b[..., None]
@@ -99,7 +100,7 @@ class Saved(NamedTuple):
         query_BGRSK: The queries.
         gradient_BGRSK: The gradient of their outputs, in the dtype of the queries.
         log_weight_BGRS: The logarithm of the softmax' divisor, from `finish`.
-        share_BGRS: Sum over K of output * gradient, wide.
+        share_BGRS: The sum over K of output * gradient, wide.
     """
 
     query_BGRSK: Array

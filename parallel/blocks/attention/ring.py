@@ -1,34 +1,36 @@
-"""Ring attention: keys and values travel around the devices of the axis `context`, with equal work on all.
+"""Ring attention: keys and values are sent around the devices of the axis `context`; all devices do equal work.
 
 Letters: B rows, L positions of a row, l = L / N of them on one device, H query heads, G key-value heads, R = H / G
-query heads that share one, K width of a head, C = 2 N chunks of S positions (T, where they are keys), Z the two halves
-that a device holds, Y keys and values.
+query heads that share one, K width of a head, C = 2 N chunks of S positions (T for keys), Z the two halves that a
+device holds, Y keys and values.
 
-Device r holds the chunks r (half 0) and C - 1 - r (half 1). In step i it sees the keys of device s = r - i mod N:
+Device r holds the chunks r (half 0) and C - 1 - r (half 1). In step i its queries attend to the keys of device
+s = r - i mod N:
 
-    i = 0     s = r    half 1 sees half 0 whole, each half itself causally                3 products of S x S
-    i > 0     s < r    half 1 sees half 0 whole, half 0 sees half 0 whole                 2 products
-              s > r    half 1 sees half 0 whole, half 1 sees half 1 whole                 2 products
+    i = 0     s = r    half 1 to all of half 0, each half to itself causally              3 products of S x S
+    i > 0     s < r    half 1 to all of half 0, half 0 to all of half 0                   2 products
+              s > r    half 1 to all of half 0, half 1 to all of half 1                   2 products
 
-So all devices compute 2 N + 1 products a round, of the 4 N that the full square would take: half 1 always sees half 0,
-and then one half sees the same half. Which one is an index into arrays: no branch, no mask, no shape depends on it.
+All devices therefore compute 2 N + 1 products per round, of the 4 N of the full square. Half 1 always attends to half
+0; then one of the halves attends to the same half. Its number is an index into arrays: no branch, mask or shape depends
+on it.
 
-Forward, with all permutes to the next device; each has the products of the step before it to hide behind:
+Forward. All permutes are to the next device, and each overlaps the products of its step:
 
     step 0           send own KV      | 3 products
-    steps 1 .. N-2   send KV on       | 2 products
+    steps 1 .. N-2   forward KV       | 2 products
     step N-1                          | 2 products
 
-Backward sends KV around the ring again, followed by its gradients, which arrive at their own device after N - 1
+Backward sends KV around the ring again, followed by the gradients of KV. These reach their own device after N - 1
 permutes, because a device keeps its own contribution. The work of step 0 is split, so that the first and the last
-permute overlap products too. What it keeps are queries, keys, values, outputs, and one float a query and head; autodiff
+permute overlap products too. Backward keeps queries, keys, values, outputs, and one float per query and head; autodiff
 of the forward loop would keep the keys and values of every step, all L positions on each device.
 
-    step 0           send own KV      | half 1 sees half 0
-    step 1           send KV on       | 2 products
-    steps 2 .. N-2   send KV, dKV on  | 2 products
-    step N-1         send dKV on      | 2 products
-    step N           send dKV home    | each half sees itself
+    step 0           send own KV      | half 1 to half 0
+    step 1           forward KV       | 2 products
+    steps 2 .. N-2   forward KV, dKV  | 2 products
+    step N-1         forward dKV      | 2 products
+    step N           return dKV       | each half to itself
 """
 
 from functools import partial
@@ -56,13 +58,13 @@ def ring_attention(
     config: ContextConfig,
     segment_BL: Array | None = None,
 ) -> Array:
-    """Runs causal attention over all positions of a row, of which each device of the axis `context` has some.
+    """Runs causal attention over all positions of a row, which are split over the axis `context`.
 
     Args:
         query_BlHK: The queries at this device's `local_positions`, (B, l, H, K), any floating-point dtype.
         key_BlGK: The keys, (B, l, G, K), G a divisor of H.
         value_BlGK: The values, (B, l, G, K).
-        attend: Unused: the ring has its own attention (`online_softmax.py`).
+        attend: Unused; the ring has its own attention (`online_softmax.py`).
         config: The strategy's options, N = `size` > 1.
         segment_BL: The segments of all positions, int32 (B, L), the same on all devices of the axis: a query attends
             only to keys of its own segment.
@@ -170,7 +172,7 @@ _ring.defvjp(_ring_forward, _ring_backward)
 
 
 def _send(x: Array, config: ContextConfig) -> Array:
-    """Gives `x` to the next device, and takes that of the one before."""
+    """Sends `x` to the next device, and returns the array of the previous one."""
     return hop(x, AXIS, config.size)
 
 

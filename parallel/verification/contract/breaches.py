@@ -30,15 +30,15 @@ from .probe import NotChecked as NotChecked
 from .random_key import check_key, shared_key
 
 SCREEN = 1e-5
-"""The minimum relative difference that is investigated: rounding of four reordered rows is 1e-6."""
+"""The minimum relative difference that is investigated; rounding of four reordered rows is 1e-6."""
 SAME = 1e-6
 """The minimum relative difference that is a breach in float64, where rounding is 1e-15."""
 NOISE, NARROW_NOISE = 30.0, 3.0
-"""The minimum ratio of a breach to the noise: the change of the sums if every parameter changes by a random relative
-1e-6 (a model may cast to float32) or, if a model casts to fewer bits, by their rounding. The second number is for the
-latter."""
+"""The minimum ratio of a breach to the noise. The noise is the change of the sums if every parameter changes by a
+random relative 1e-6 (first number; a model may cast to float32) or, for a model that casts to fewer bits, by the
+rounding of that dtype (second number)."""
 MANY_ROWS = 64
-"""The number of rows without gradients that make a model dead: a few rows may be on the flat side of every unit."""
+"""The number of rows without gradients that make a model dead; fewer rows may all be on the flat side of every unit."""
 CHECKS = ("error", "warn", "off")
 """The reaction to a breach: an error, a warning, or no check."""
 RESULT = 'Return ((losses * batch["weights"]).sum(), batch["weights"].sum()).'
@@ -178,7 +178,7 @@ def _widened(probe: Probe) -> tuple[Probe, float]:
 
 
 def _noise(probe: Probe) -> float:
-    """Returns the relative effect of rounding on the sums, with a margin."""
+    """Returns the relative effect of rounding on the sums, including a margin."""
     bits, found = probe.rounding(), probe.sums()
     near = probe.pair(probe.rows, params=nudged(probe.moved, max(bits, 1e-6)))
     return (NOISE if bits <= 1e-6 else NARROW_NOISE) * max(found.apart(near, found.whole))
@@ -189,13 +189,13 @@ def _coupled(probe: Probe, found: Pairs, bound: float) -> Iterator[Breach]:
     if found.adds_up(bound) or found.adds_a_constant(bound):
         return
     key = shared_key(probe.key)
-    plain = probe.sums(key)  # with the same random numbers for all rows, what is left is not theirs
+    plain = probe.sums(key)  # with equal random numbers for all rows, they are not the cause of a difference
     if plain.adds_up(bound):
         yield Breach(
             "random",
             f"its random numbers depend on which rows are together. With a key, {_arrangements(found)}; with the same "
-            f"random numbers for all rows, {_arrangements(plain)}. Every mesh would draw other numbers. Draw those of "
-            f'each row from its own key, jax.random.fold_in(key, batch["example"][row]): '
+            f"random numbers for all rows, {_arrangements(plain)}. Every mesh would draw different numbers. Draw those "
+            f'of each row from its own key, jax.random.fold_in(key, batch["example"][row]): '
             f"{docs_url('models', 'randomness')}",
         )
         return
@@ -210,10 +210,10 @@ def _coupled(probe: Probe, found: Pairs, bound: float) -> Iterator[Breach]:
         return
     yield Breach(
         "rows",
-        f"its rows depend on each other. {_arrangements(plain)}. A device sees its own rows alone, so every mesh would "
-        "train another model. Batch norm does this (sum its statistics over spmdkit.batch_axes(), or take layer or "
-        "group norm), as do arrays of shapes (rows, 1) and (rows,) in one operation, which broadcast to (rows, rows), "
-        "losses between the rows of a batch, means over rows, and whatever reads a row's place in the batch.",
+        f"its rows depend on each other. {_arrangements(plain)}. A device has only its own rows, so every mesh would "
+        "train a different model. Possible causes are batch norm (sum its statistics over spmdkit.batch_axes(), or use "
+        "layer or group norm), arrays of shapes (rows, 1) and (rows,) in one operation, which broadcast to (rows, "
+        "rows), losses between the rows of a batch, means over rows, and the use of a row's position in the batch.",
     )
 
 
@@ -230,11 +230,11 @@ def _weights(found: Pairs, bound: float) -> Iterator[Breach]:
     if found.whole.weight == 0:
         problem, fix = "the weight that it returns is 0", f"The runtime divides by the weight. {RESULT}"
     elif found.adds_a_constant(bound):
-        problem = f"it adds {zero.total:.6g} on every call, whatever the rows weigh"
-        fix = 'A penalty on the parameters must count as the rows do: add penalty * batch["weights"].sum() to the sum.'
+        problem = f"it adds {zero.total:.6g} on every call, for any weights of the rows"
+        fix = 'Weight a penalty on the parameters like the rows: add penalty * batch["weights"].sum() to the sum.'
     elif not found.ignores_padding(bound):
-        problem = "rows of weight zero count, such as those that fill up the last batch of an evaluation"
-        fix = f"Multiply what each row (or token) loses by its weight, and do not divide by the weights. {RESULT}"
+        problem = "rows of weight zero count, such as the padding of the last evaluation batch"
+        fix = f"Multiply the loss of each row (or token) by its weight, and do not divide by the weights. {RESULT}"
     elif not found.weights_add_up(bound):
         problem = "the weight that it returns does not add up"
         fix = f"{RESULT} Without weights, the weight is the number of rows."
@@ -255,8 +255,8 @@ def _dead(probe: Probe, first: Pair, batch: HostBatch) -> Iterator[Breach]:
         return
     number = sum(leaf.size for leaf in jax.tree.leaves(probe.given))
     if moves:
-        result = f" at the parameters that init returns: {number:,} parameters, a loss of {first}. Near them there are "
-        cause = "gradients: layers of zeros may keep each other at zero, so draw the parameters at random."
+        result = f" at the parameters that init returns: {number:,} parameters, a loss of {first}. Nearby parameters "
+        cause = "have gradients: layers of zeros may keep each other at zero, so draw the parameters at random."
     else:
         result = f": {number:,} parameters, a loss of {near}, and no parameter changes it. Look for "
         cause = "jax.lax.stop_gradient, a loss multiplied by 0, argmax, rounding, or parameters that are not read."

@@ -16,7 +16,7 @@ class Pair(NamedTuple):
 
     @property
     def is_finite(self) -> bool:
-        """Checks if both are finite."""
+        """Returns whether both numbers are finite."""
         return bool(np.isfinite(self).all())
 
 
@@ -24,7 +24,7 @@ NOTHING = Pair(0.0, 0.0)
 
 
 class Pairs(NamedTuple):
-    """The pairs of four rows in all arrangements; `unweighted` is None if the batch lacks weights."""
+    """The pairs of four rows in all arrangements; `unweighted` is None for a batch without weights."""
 
     whole: Pair
     first: Pair
@@ -43,25 +43,25 @@ class Pairs(NamedTuple):
         return Pair(*(_relative(a - b, scale) for a, b, scale in zip(pair, other, scales, strict=True)))
 
     def adds_up(self, bound: float, constant: float = 0.0) -> bool:
-        """Checks if the sums of the losses add up, in any order, except for a constant that every call adds."""
+        """Returns whether the sums of the losses add up, in any order, apart from a constant that every call adds."""
         halves = self.halves._replace(total=self.halves.total - constant)
         return all(self.apart(other, self.whole).total <= bound for other in (halves, self.shuffled))
 
     def weights_add_up(self, bound: float) -> bool:
-        """Checks if the weights add up, in any order."""
+        """Returns whether the weights add up, in any order."""
         return all(self.apart(other, self.whole).weight <= bound for other in (self.halves, self.shuffled))
 
     def ignores_padding(self, bound: float) -> bool:
-        """Checks if rows with weights of zero give (0, 0)."""
+        """Returns whether rows with weights of zero give (0, 0)."""
         return self.unweighted is None or max(self.apart(self.unweighted, NOTHING)) <= bound
 
     def are_right(self, bound: float) -> bool:
-        """Checks if all pairs that must agree do, and the rows have a weight."""
+        """Returns whether all pairs that must agree do so, and the rows have a weight."""
         agree = self.adds_up(bound) and self.weights_add_up(bound) and self.ignores_padding(bound)
         return agree and self.whole.weight != 0
 
     def adds_a_constant(self, bound: float) -> bool:
-        """Checks if every call adds the same constant, such as a penalty on the parameters; not if that is all."""
+        """Returns whether every call adds the same constant, such as a penalty on the parameters, to other sums."""
         zero = self.unweighted
         if zero is None or not zero.is_finite:
             return False

@@ -1,10 +1,10 @@
 """The sums of a few rows in several arrangements, on one device, for checking a model's contract.
 
-whole        rows 0 1 2 3                 the pair (sum, weight) adds up over
-halves       rows 0 1, rows 2 3           the halves, which have their own shapes; of a model that sums over the rows of
-                                          all devices, on two devices that know of each other
-shuffled     rows 2 0 3 1                 and is the same in any order
-unweighted   rows 0 1 2 3, weights of 0   (0, 0)
+whole        rows 0 1 2 3                 the pair (sum, weight) must be the sum of the halves' pairs
+halves       rows 0 1, rows 2 3           with shapes of their own; if a model sums over the rows of all devices, as on
+                                          two devices that communicate
+shuffled     rows 2 0 3 1                 must give the pair of `whole`
+unweighted   rows 0 1 2 3, weights of 0   must give (0, 0)
 """
 
 from collections.abc import Callable, Iterator
@@ -29,9 +29,9 @@ from .random_key import check_key
 ROWS = 4
 ORDER = (2, 0, 3, 1)
 RAGGED = (1.0, 0.5, 0.75, 0.25)
-"""Factors of the rows' weights: equal ones hide mistakes."""
+"""Factors of the rows' weights; equal weights would hide mistakes."""
 MAX_TEMPORARY_BYTES = 1 << 30
-"""The maximum memory of a program of the check besides its arguments."""
+"""The maximum memory of one program of the check, without its arguments."""
 
 
 class NotChecked(Exception):
@@ -109,7 +109,7 @@ class Probe:
         return sums, jnp.stack([jnp.any(leaf != 0) for leaf in jax.tree.leaves(gradients)]).any()
 
     def _differentiate_one(self, params: Params, rows: Any, key: Array) -> tuple[tuple[Array, Array], Array]:
-        """Differentiates by the leaf that is read last: its backward pass is the shortest, and usually it is enough."""
+        """Differentiates by the leaf that is read last: its backward pass is the shortest and usually sufficient."""
         leaves, structure = jax.tree.flatten(params)
         which = _last_read(jax.make_jaxpr(self._sums)(params, rows, key).jaxpr, leaves)
 
@@ -141,7 +141,7 @@ class Probe:
 
 
 def with_first_state(model: Model | BlockModel) -> Callable[..., Any]:
-    """Returns a model's loss (params, batch, key), at its first state if it has one."""
+    """Returns a model's loss as a function of (params, batch, key), with the initial state if the model has one."""
     if not isinstance(model, Model) or model.init_state is None:
         return model.loss
     init_state = model.init_state
@@ -203,9 +203,9 @@ def count(batch: HostBatch) -> int:
 
 
 def moved(params: Params) -> Params:
-    """Returns parameters near the given ones, on the host: a table of zeros or ones hides mistakes.
+    """Returns parameters near the given ones, on the host, because a table of zeros or ones hides mistakes.
 
-    Every element is scaled by a random factor within a tenth of 1; zeros become small numbers over 0.
+    Every element is multiplied by a random factor within a tenth of 1; zeros become small positive numbers.
     """
     return nudged(params, 0.1, zero=0.1)
 

@@ -1,7 +1,7 @@
 """The random number generators of the contract check: few operations, so that programs compile quickly.
 
-The contract needs numbers of the right distribution that depend on nothing but key and shape; it does not need the
-numbers of training. To compile 27 draws of threefry takes 2.6 s of processor on CPU, with this generator 0.8 s.
+The check needs numbers of the right distribution that depend only on key and shape, but not the same numbers as in
+training. Compiling 27 draws takes 2.6 s of CPU time with threefry and 0.8 s with this generator.
 """
 
 import math
@@ -23,21 +23,21 @@ def check_key(key: Array) -> Array:
 def shared_key(key: Array) -> Array:
     """Returns a key that draws one number for all rows and elements, for any folded-in data.
 
-    A uniform number is below 1 / 16, so that a dropout keeps everything. If a model still depends on the other rows,
-    its random numbers are not the reason.
+    A uniform number is below 1 / 16, so that dropout keeps everything. If the result of a row still depends on the
+    other rows, random numbers are not the cause.
     """
     return jax.random.wrap_key_data(jax.random.key_data(key).reshape(-1)[-2:], impl=_SHARED)
 
 
 def _mix(words: Array) -> Array:
-    """Spreads every bit of 32 over all of them (the "lowbias32" constants of C. Wellons, 2018)."""
+    """Spreads each of 32 bits over all of them (the "lowbias32" constants of C. Wellons, 2018)."""
     words = (words ^ (words >> 16)) * jnp.uint32(0x7FEB352D)
     words = (words ^ (words >> 15)) * jnp.uint32(0x846CA68B)
     return words ^ (words >> 16)
 
 
 def _generator(name: str, tag: str, *, shared: bool) -> Any:
-    """Defines a generator; a shared one draws the same for all elements, and small numbers alone."""
+    """Defines a generator; a shared one draws one small number for all elements."""
 
     def words(key: Array, shape: tuple[int, ...], stream: int) -> Array:
         counts = jnp.zeros(shape, jnp.uint32) if shared else lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 from spmdkit.layouts.tensor_layout import TensorLayout
 from spmdkit.models.transformer import transformer
 from spmdkit.models.transformer_config import TransformerConfig
-from spmdkit.parallel.blocks.differentiable import join_differentiable, split_differentiable
+from spmdkit.parallel.blocks.differentiable import split_differentiable
 from spmdkit.parallel.blocks.gathered_block import remat_block
 from spmdkit.parallel.blocks.split_backward import split_block
 from spmdkit.parallel.fsdp import attach, gather
@@ -213,23 +213,3 @@ def test_a_loop_inside_a_block_is_one_operation():
     gradients = jax.grad(lambda params, x: block(params, x, None).sum(), (0, 1))(params, x)
     np.testing.assert_allclose(parts.backward_weight(params, None, residuals, deferred), gradients[0], rtol=1e-6)
     np.testing.assert_allclose(dx[0], gradients[1], rtol=1e-6)
-
-
-LEAVES = {"hidden": jnp.ones(2), "example": jnp.arange(3), "more": [jnp.ones(1, "bfloat16"), jnp.array([True])]}
-
-
-def test_only_floats_have_a_gradient():
-    differentiable, others = split_differentiable(LEAVES)
-    assert [str(leaf.dtype) for leaf in differentiable] == ["float32", "bfloat16"]
-    assert [str(leaf.dtype) for leaf in others] == ["int32", "bool"]
-    differentiable, others = split_differentiable({"key": jax.random.key(0), "n": jnp.uint8(1)})
-    assert (differentiable, len(others)) == ([], 2)
-
-
-def test_both_are_put_together_in_their_places():
-    differentiable, others = split_differentiable(LEAVES)
-    joined = join_differentiable(LEAVES, [2 * leaf for leaf in differentiable], others)
-    assert jax.tree.structure(joined) == jax.tree.structure(LEAVES)
-    assert joined["hidden"].tolist() == [2, 2]
-    assert joined["example"] is LEAVES["example"]
-    assert joined["more"][1] is LEAVES["more"][1]

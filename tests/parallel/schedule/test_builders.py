@@ -117,21 +117,6 @@ def forwards(name, stages, microbatches):
     return forwards_only(make_schedule(name, stages, 8), microbatches)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-@pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (2, 3), (3, 1), (3, 8)])
-def test_every_microbatch_goes_through_every_virtual_stage_once(name, stages, microbatches):
-    schedule = forwards(name, stages, microbatches)
-    when = {
-        (schedule.virtual_stage(stage, action.chunk), action.microbatch): tick
-        for tick, stage, action in schedule.actions()
-    }
-    assert {action.kind for _, _, action in schedule.actions()} == {Kind.FORWARD}
-    assert len(when) == len(list(schedule.actions())) == schedule.num_virtual_stages * microbatches
-    for (virtual_stage, microbatch), tick in when.items():
-        assert virtual_stage == 0 or when[virtual_stage - 1, microbatch] < tick
-        assert microbatch == 0 or when[virtual_stage, microbatch - 1] < tick
-
-
 def test_forwards_keep_the_placement_and_only_fill_and_drain():
     schedule = forwards("zbv", 2, 3)
     assert (schedule.chunks, schedule.placement, schedule.stages, schedule.microbatches) == (2, "v", 2, 3)

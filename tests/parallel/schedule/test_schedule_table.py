@@ -28,7 +28,7 @@ def test_virtual_stages(placement, chunks, expected):
 
 def test_missing_and_repeated_actions():
     assert problems(parse(TWO.replace("W0,B1,W1\n", "W0,B1,B1\n"))) == [
-        "stage 0, tick 6: B1 is there twice; it was run at tick 5",
+        "stage 0, tick 6: B1 is repeated; it already ran at tick 5",
         "stage 0: W1 is missing",
     ]
 
@@ -59,9 +59,7 @@ def test_a_joint_backward_passes_its_gradient_on_after_its_weights():
 
 
 def test_a_v_has_two_chunks():
-    assert problems(parse(TWO, placement="v")) == [
-        "placement v goes down the stages and up again, with 2 chunks on each, not 1"
-    ]
+    assert problems(parse(TWO, placement="v")) == ["placement v needs 2 chunks on each stage, got 1"]
 
 
 def test_very_many_problems_are_counted():

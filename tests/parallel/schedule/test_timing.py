@@ -29,7 +29,7 @@ def test_a_tick_lasts_as_long_as_its_slowest_action():
 
 @pytest.mark.parametrize("costs", [(1, 1), (1, 0, 1), (1, -1, 1), (1, float("nan"), 1), (1, float("inf"), 1)])
 def test_costs_are_positive(costs):
-    with pytest.raises(ValueError, match=r"costs .* are not three positive numbers\. Give those of forward"):
+    with pytest.raises(ValueError, match=r"costs must be three positive numbers, got .*\. Give those of forward"):
         measure(parse(TWO), costs)
 
 

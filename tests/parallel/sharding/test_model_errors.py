@@ -40,22 +40,22 @@ def line_of(function, text):
     return next(first + number for number, line in enumerate(lines) if text in line)
 
 
-def told(function, *arguments, **options):
+def error_of(function, *arguments, **options):
     with pytest.raises(ModelError) as caught:
         function(*arguments, **options)
     return str(caught.value)
 
 
 def of_loss(loss, batch=BATCH, **options):
-    return told(check_loss, Model(init=init, loss=loss, name="mine"), batch, **options)
+    return error_of(check_loss, Model(init=init, loss=loss, name="mine"), batch, **options)
 
 
 def of_init(init):
-    return told(abstract_parameters, Model(init=init, loss=loss, name="mine"), FLOAT32)
+    return error_of(abstract_parameters, Model(init=init, loss=loss, name="mine"), FLOAT32)
 
 
 def of_blocks(batch=TEXT, **functions):
-    return told(check_loss, replace(toy.BLOCK_MODEL, name="mine", **functions), batch)
+    return error_of(check_loss, replace(toy.BLOCK_MODEL, name="mine", **functions), batch)
 
 
 def test_right_models_pass():
@@ -120,7 +120,7 @@ def test_rejects_losses_that_need_a_key_in_evaluation():
 )
 def test_rejects_wrong_numbers_of_arguments(function, name, wanted):
     model = Model(**{"init": init, "loss": loss, "name": "mine", name: function})
-    message = told(check_loss, model, BATCH)
+    message = error_of(check_loss, model, BATCH)
     line = function.__code__.co_firstlineno
     assert message == (
         f"model 'mine': {name}, in {HERE}, line {line}, cannot be called with ({wanted}), as the runtime calls it. "
@@ -143,7 +143,7 @@ def test_functions_behind_others_are_found():
             return 0.0
 
     for function in (Mine().loss, partial(lambda scale, batch: 0.0, 2), Called()):
-        message = told(check_loss, Model(init=Mine().init, loss=function), BATCH)
+        message = error_of(check_loss, Model(init=Mine().init, loss=function), BATCH)
         assert f"loss, in {HERE}, line " in message
     check_loss(Model(init=Mine().init, loss=partial(lambda scale, *given: loss(*given), 2)), BATCH)
 
@@ -168,7 +168,7 @@ def test_rejects_invalid_loss_results(result, given):
 
 
 @pytest.mark.parametrize(
-    ("extra", "told"),
+    ("extra", "problem"),
     [
         ({"steps": jnp.int32(0)}, "more/steps is int32 ()"),
         ({"mask": jnp.ones(3, bool)}, "more/mask is bool (3,)"),
@@ -177,13 +177,13 @@ def test_rejects_invalid_loss_results(result, given):
         ({"name": "x"}, "more/name is 'x' of type str"),
     ],
 )
-def test_rejects_invalid_parameters(extra, told):
+def test_rejects_invalid_parameters(extra, problem):
     def wrong(key):
         return {**init(key), "more": {name: leaf(0) if callable(leaf) else leaf for name, leaf in extra.items()}}
 
     message = of_init(wrong)
     line = wrong.__code__.co_firstlineno
-    assert message.startswith(f"model 'mine': init, in {HERE}, line {line}, returns invalid parameters: {told}. ")
+    assert message.startswith(f"model 'mine': init, in {HERE}, line {line}, returns invalid parameters: {problem}. ")
     assert "Do not return constants, counters and keys from init: create them in the loss" in message
 
 
@@ -202,7 +202,7 @@ def test_explains_registering_dataclasses():
 
 
 def test_rejects_empty_parameters():
-    message = told(check_loss, Model(init=lambda key: {}, loss=loss), BATCH)
+    message = error_of(check_loss, Model(init=lambda key: {}, loss=loss), BATCH)
     assert "returns an empty tree of parameters ({}): there is nothing to train." in message
 
 
@@ -228,7 +228,7 @@ def test_rejects_blocks_that_are_not_stacked():
 
     message = of_blocks(init=changed(wrong))
     assert "returns blocks that are not num_blocks=3 stacked on dim 0: blocks/scale is float32 (16,)." in message
-    message = told(lay_out, replace(toy.BLOCK_MODEL, num_blocks=4), {"data": 1}, devices=toy.devices(1))
+    message = error_of(lay_out, replace(toy.BLOCK_MODEL, num_blocks=4), {"data": 1}, devices=toy.devices(1))
     assert (
         "num_blocks=4 stacked on dim 0: blocks/down is float32 (3, 64, 16), blocks/scale is float32 (3, 16)" in message
     )
@@ -272,6 +272,3 @@ def test_internal_errors_are_not_model_errors(monkeypatch):
     monkeypatch.setattr(sys.modules["spmdkit.models.mlp"], "jnp", None)
     with pytest.raises(AttributeError):
         check_loss(model, BATCH)
-
-
-# The public check

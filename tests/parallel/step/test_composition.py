@@ -52,14 +52,6 @@ TOTAL = float(BATCH["weights"] @ BATCH["x"])
 MEAN = TOTAL / 3.5
 
 
-@pytest.mark.slow
-def test_sums_are_divided_once_by_the_weight_of_all_rows():
-    found, metrics = gradients()
-    assert np.allclose(found, MEAN)
-    assert float(metrics.weight) == 3.5
-    assert float(metrics.grad_norm) == pytest.approx(MEAN * WIDTH**0.5, rel=1e-6)
-
-
 def test_each_step_draws_its_own_numbers():
     key = jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32), impl="threefry2x32")
     for step in (0, 3):

@@ -120,8 +120,11 @@ def other_model():
 
 
 STATES = {
-    "not taken apart": (lambda s: (s.init(0), None), "is of type tuple, not a TrainState.*state, metrics = step"),
-    "parameters": (lambda s: s.init(0).params, "is of type dict, not a TrainState.*step.init"),
+    "not taken apart": (
+        lambda s: (s.init(0), None),
+        "must be a TrainState, got a value of type tuple.*state, metrics = step",
+    ),
+    "parameters": (lambda s: s.init(0).params, "must be a TrainState, got a value of type dict.*step.init"),
     "optimizer": (lambda s: make(optimizer=optax.sgd(0.1)).init(0), "'opt_state/0/count' is missing, expected int32"),
     "more optimizer": (
         lambda s: make(optimizer=optax.chain(optax.scale_by_adam(), optax.scale(-1.0), optax.trace(0.9))).init(0),
@@ -151,7 +154,7 @@ def test_states_of_something_else(step, given, message, compiled):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (lambda s: s.init(0), "A whole state was given where the parameters belong. Give state.params."),
+        (lambda s: s.init(0), "Expected parameters, got a whole state. Pass state.params."),
         (lambda s: {"v": np.zeros((8, 8))}, r"'w' is missing, expected float32\[8, 8\]"),
         (lambda s: make({"data": 2}, devices=2).init(0).params, "'w' is .* on 2 devices.*expected .* on 4 devices"),
     ],

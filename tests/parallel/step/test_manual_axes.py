@@ -67,9 +67,9 @@ def test_nested_shard_map_is_one_message():
     by_hand = model(axis_names={"tensor"})
     layouts = lay_out(by_hand, {"data": 2, "tensor": 2}, rules=RULES, devices=toy.devices(4))
     step = build_step(by_hand, optax.sgd(0.1), layouts)
-    with pytest.raises(UserError, match=r"calls jax.shard_map inside a step.*strategy: \{tensor: 8\} alone"):
+    with pytest.raises(UserError, match=r"calls jax.shard_map inside the step.*strategy: \{tensor: 8\} alone"):
         step(step.init(0), batch())
-    with pytest.raises(UserError, match=r"calls jax.shard_map inside a step"):  # as the command line does
+    with pytest.raises(UserError, match=r"calls jax.shard_map inside the step"):  # as the command line does
         step.compile(toy.abstract(batch()))
 
 

@@ -128,7 +128,7 @@ def test_verify_proves_the_state_too():
     assert "the model's state" in result.proved
     assert result.collectives.of_the_model == ()
     assert result.collectives.found == result.collectives.predicted
-    assert "how much the model's own sums" not in " ".join(result.not_looked_at)
+    assert "the bytes of the model's own sums" not in " ".join(result.not_looked_at)
 
 
 @pytest.mark.slow
@@ -148,7 +148,7 @@ def test_verify_finds_a_state_that_is_not_of_all_rows():
 def test_evaluation_requires_the_state():
     step = build_step(MODEL, optax.sgd(0.1), lay_out(MODEL, {"data": 2}, devices=toy.devices(2)))
     state = step.init(0)
-    with pytest.raises(UserError, match=r"needs: pass it too, step\.evaluate\(state\.params, batch, state\.model_"):
+    with pytest.raises(UserError, match=r"needs\. Pass it too: step\.evaluate\(state\.params, batch, state\.model_"):
         step.evaluate(state.params, batch(0))
 
 

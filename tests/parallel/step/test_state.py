@@ -150,11 +150,11 @@ def test_reports_all_problems(drawn):
     with pytest.raises(ValueError, match="do not fit the model") as error:
         step_on("uneven stages").init(0, wrong)
     text = str(error.value)
-    assert "embed/table is missing; the model's is float32[32, 16]" in text
+    assert "embed/table is missing, expected float32[32, 16]" in text
     assert "embed/tabel is not a parameter of the model. Did you mean embed/table?" in text
-    assert "blocks/up is float32[2, 16, 64], but the model's is float32[3, 16, 64]" in text
-    assert "blocks/scale is a float, but the model's is float32[3, 16]" in text
-    assert "head/out is int64[16, 32], but the model's is float32[16, 32]" in text
+    assert "blocks/up is float32[2, 16, 64], expected float32[3, 16, 64]" in text
+    assert "blocks/scale is a float, expected float32[3, 16]" in text
+    assert "head/out is int64[16, 32], expected float32[16, 32]" in text
 
 
 def test_a_tree_of_other_names_is_told_briefly():

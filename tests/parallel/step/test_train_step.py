@@ -199,9 +199,9 @@ def test_recompilation_warns_with_what_changed(layouts):
     ("options", "message"),
     [
         ({"accumulate": 0}, "train.accumulate=0"),
-        ({"clip_norm": float("nan")}, "train.clip_norm=nan: a norm is positive and finite"),
-        ({"clip_norm": float("inf")}, "train.clip_norm=inf: a norm is positive and finite"),
-        ({"clip_norm": -1.0}, "0 turns clipping off"),
+        ({"clip_norm": float("nan")}, "train.clip_norm=nan must be positive and finite"),
+        ({"clip_norm": float("inf")}, "train.clip_norm=inf must be positive and finite"),
+        ({"clip_norm": -1.0}, "or 0 for no clipping"),
         ({"remat": "some"}, "train.remat='some'.*none, dots, selective, full"),
     ],
 )
@@ -221,13 +221,11 @@ def test_compiled_ahead_it_runs_what_was_compiled(layouts):
     )
     state = step.init(0, params=toy.first_params())
     compilations.clear()
-    state, metrics = step(state, toy.batch(0))
+    _, metrics = step(state, toy.batch(0))
     assert compilations == []
     plain = build_step(toy.BLOCK_MODEL, optax.sgd(1e-2), layouts)
     _, expected = plain(plain.init(0, params=toy.first_params()), toy.batch(0))
     assert float(metrics.loss) == float(expected.loss)
-    with pytest.warns(RuntimeWarning, match="compiled again"):
-        step(state, toy.batch(0, rows=32))
 
 
 def linear_step(**options):

@@ -125,7 +125,7 @@ REFUSED = {
         optax.chain(optax.sgd(0.1), optax.scale_by_backtracking_linesearch(max_backtracking_steps=5)),
         "needs 'value_fn', which a step does not have.*runs the model once.*linesearch=None",
     ),
-    "None": (broken(lambda g, s, p=None: None), r"returned a NoneType. It has to return \(updates, state\)"),
+    "None": (broken(lambda g, s, p=None: None), r"must return \(updates, state\), but it returned a NoneType"),
     "part": (
         broken(lambda g, s, p=None: ({"head": g["head"]}, s)),
         "returned updates in which 'blocks/down' is missing",

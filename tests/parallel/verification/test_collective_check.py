@@ -11,7 +11,7 @@ from spmdkit.parallel import BlockModel, DataParallelConfig, FSDPConfig, Model, 
 from spmdkit.parallel.step import train_step as step_file
 from spmdkit.parallel.verification.collective_check import (
     check_collectives,
-    looks_across,
+    combines_elements,
 )
 from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
 from support import toy
@@ -65,7 +65,7 @@ def test_attributes_optimizer_collectives_to_xla(name, strategy):
     result = check_collectives(step, BATCH)
     assert result.unexpected == ()
     assert bool(result.left_to_xla) == (name != "frozen")
-    assert looks_across(step) == (name != "frozen")
+    assert combines_elements(step) == (name != "frozen")
 
 
 @pytest.mark.slow
@@ -145,4 +145,4 @@ SORTED = optax.stateless(lambda updates, params: jax.tree.map(lambda leaf: jnp.s
 def test_detects_optimizer_that_combines_elements(optimizer, across):
     """Operations that change shapes, and those that do not and look across all the same."""
     layouts = lay_out(MODEL, STRATEGIES["fsdp"], devices=toy.devices(2))
-    assert looks_across(build_step(MODEL, optimizer, layouts)) == across
+    assert combines_elements(build_step(MODEL, optimizer, layouts)) == across

@@ -4,11 +4,9 @@ from functools import cache
 from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from spmdkit.layouts.tensor_layout import TensorLayout
 from spmdkit.parallel import lay_out
 from spmdkit.parallel.verification import diagnosis
 from spmdkit.parallel.verification.reference import Sums
@@ -44,12 +42,12 @@ VALUE = np.arange(6.0).reshape(2, 3)
         (4 * VALUE, "4 times the reference in every element."),
         ((1 - 3e-6) * VALUE, "1 - 3.0e-06 times the reference in every element."),
         (VALUE.T.reshape(2, 3), "the same numbers in other places."),
-        (VALUE + 1, "no multiple of the reference."),
+        (VALUE + 1, "not a multiple of the reference."),
     ],
     ids=["zero", "factor", "near one", "order", "other"],
 )
 def test_describes_difference_of_arrays(wrong, text):
-    assert diagnosis.how_it_differs(wrong, VALUE) == text
+    assert diagnosis.describe_difference(wrong, VALUE) == text
 
 
 def test_broken_contract_explains_all_differences():
@@ -67,18 +65,7 @@ def test_reports_measured_loss_and_weight_without_cause():
     assert diagnosis.explain_loss(Case(), sums(), sums(float("nan"))).startswith("It is nan on one device as well")
 
 
-ARRAYS = {"first": np.arange(256.0).reshape(16, 16), "scale": np.arange(16.0), "second": np.ones((16, 8))}
-
-
-def on_mesh(whole, spec=()):
-    mesh = layouts().mesh.backend_mesh
-    return jax.device_put(jnp.asarray(whole, jnp.float32), NamedSharding(mesh, PartitionSpec(*spec)))
-
-
-def explain(**wrong):
-    found = {name: on_mesh(leaf) for name, leaf in ARRAYS.items()} | wrong
-    (path, *_) = wrong
-    return diagnosis.explain_gradient(Case(), path, sums(**found), sums(**ARRAYS))
+ARRAYS = {"scale": np.arange(16.0)}
 
 
 def copies(leaf, *shares):
@@ -89,16 +76,7 @@ def copies(leaf, *shares):
     return jax.make_array_from_single_device_arrays(leaf.shape, sharding, arrays)
 
 
-def test_replicas_that_add_up_are_missing_sum():
-    text = explain(scale=copies(ARRAYS["scale"], 0.25, 0.25, 0.75, 0.75))
-    assert text == (
-        "Devices along data hold different values, and their sum is the reference: a missing psum over data. Its "
-        f"layout is {TensorLayout((None,), layouts().mesh)}."
-    )
-    text = explain(scale=copies(ARRAYS["scale"], 0.5, 0.5, 0.75, 0.25))
+def test_replicas_that_do_not_add_up_are_reported_without_cause():
+    scale = copies(ARRAYS["scale"], 0.5, 0.5, 0.75, 0.25)
+    text = diagnosis.explain_gradient(Case(), "scale", sums(scale=scale), sums(**ARRAYS))
     assert text.startswith("Devices along data x fsdp hold different values, and they must be the same.")
-
-
-def test_describes_gradient_that_all_devices_agree_on():
-    text = explain(first=on_mesh(ARRAYS["first"].T, ("fsdp",)))
-    assert text == "It is the same numbers in other places. Its layout is (fsdp, None)."

@@ -79,11 +79,11 @@ def missing(axes):
 
 FOUR_TIMES = ("It is 4 times the reference in every element.",)
 COLLECTIVE = ("all-reduce over data: 1 moving 1,536 bytes predicted", "1,664 bytes found")
-TWICE = ("2 times the reference.", "Their ratio, the mean loss, is right.")
+TWICE = ("2 times the reference.", "Their ratio, the mean loss, is correct.")
 HALF = ("It is 0.5 times the reference in every element.",)
 WEIGHED = ("The weight is", "4 times the reference.")
 REDUCED = {
-    "refused": (unsummed("first"), {}, "gradients", "first", ("JAX refuses the step", "a missing psum over data.")),
+    "refused": (unsummed("first"), {}, "gradients", "first", ("JAX rejects the step", "a missing psum over data.")),
     "accepted": (unsummed("first"), {"unchecked": True}, "gradients", "first", missing("data")),
     "accepted scale": (unsummed("scale"), {"unchecked": True}, "gradients", "scale", missing("data x fsdp")),
     "doubled data": (summed_again("data"), {"strategy": {"data": 4}}, "gradients", "scale", FOUR_TIMES),
@@ -163,7 +163,7 @@ ACCUMULATED = {
     "mean of means": (mean_of_means, {"strategy": {"data": 4}}, "loss", "The weight is 4, and"),
     "millionths": (times(1 + 3e-6), {"model": SCALED_DROPOUT}, "gradients", "It is 1 + 3.0e-06 times the"),
     "microbatch": (without_last, {"accumulate": 2}, "loss", "The sum of the losses is"),
-    "its gradients": (gradients_without_first, {"accumulate": 4}, "gradients", "It is no multiple of the"),
+    "its gradients": (gradients_without_first, {"accumulate": 4}, "gradients", "It is not a multiple of the"),
     "one place": (one_place_twice, {}, "loss", "The weight is"),
 }
 
@@ -217,7 +217,7 @@ def test_finds_wrong_norm(plant):
 
     plant(composition, "global_norm", wrong)
     result = verified(clip_norm=0.1)
-    found(result, "gradient norm", "", "times the reference, while every gradient is right.")
+    found(result, "gradient norm", "", "times the reference, although every gradient is correct.")
 
 
 @SLOW
@@ -246,7 +246,7 @@ def test_finds_decay_applied_twice(monkeypatch):
 
     monkeypatch.setattr(update_file, "optax", Namespace(optax, apply_updates=wrong))
     result = verified()
-    found(result, "parameters", result.errors["parameters"].where, "over all steps is no multiple of the reference")
+    found(result, "parameters", result.errors["parameters"].where, "over all steps is not a multiple of the reference")
 
 
 @SLOW
@@ -268,7 +268,7 @@ def test_finds_wrong_reported_weight(plant):
         return state, metrics._replace(weight=metrics.weight * (1 + (state.step == 2)))
 
     plant(step_file.Step, "_step", wrong)
-    found(verified(), "what a step reports", "weight of step 1", "the weight of step 1 is reported wrongly")
+    found(verified(), "what a step reports", "weight of step 1", "the reported weight of step 1 is wrong")
 
 
 @SLOW
@@ -281,7 +281,7 @@ def test_finds_wrong_count_that_changes_no_parameter_yet(plant):
 
     plant(step_file.Step, "_first_state", wrong)
     result = verified(optimizer=optax.chain(optax.trace(0.9), optax.scale_by_schedule(lambda count: -0.1)))
-    found(result, "optimizer's state", "1/count", "what later updates begin with")
+    found(result, "optimizer's state", "1/count", "which later updates start from")
 
 
 @SLOW
@@ -299,7 +299,7 @@ def test_finds_random_numbers_of_first_step_in_all(plant):
 def test_finds_initial_parameters_that_depend_on_mesh(plant):
     plant(step_file.Step, "init", lambda right, step, seed, *params: right(step, seed + 1, *params))
     result = verified()
-    found(result, "initial parameters", result.first_difference.where, "The same seed gives other parameters")
+    found(result, "initial parameters", result.first_difference.where, "The same seed gives different parameters")
 
 
 def split_block_model(size):
@@ -385,7 +385,7 @@ def test_finds_stage_that_drops_microbatch(plant):
 
     plant(Stage, "backward_weight", wrong)
     result = verified_pipeline()
-    first = found(result, "gradients", result.gradients[0].path, "It is no multiple of the reference.")
+    first = found(result, "gradients", result.gradients[0].path, "It is not a multiple of the reference.")
     assert first.where.startswith("blocks/")
 
 

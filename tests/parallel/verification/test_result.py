@@ -171,7 +171,7 @@ def test_lists_parts_skipped_by_this_run():
         return [text for text in unchecked(*given, **options) if text not in unchecked(BEYOND)]
 
     assert unchecked(BEYOND) == [*NEVER_CHECKED, "other dtypes than float64"]
-    assert added(AGREES) == ["evaluation, checkpoints and later tokens (what comes before differs)"]
+    assert added(AGREES) == ["evaluation, checkpoints and later tokens (earlier results differ)"]
     assert added(BEYOND, files=False) == ["checkpoint files"]
     assert added(BEYOND, random=False) == ["random numbers (the loss does not depend on the key)"]
     assert added(replace(BEYOND, errors=ERRORS)) == ["evaluation (one device cannot evaluate the model)"]
@@ -179,7 +179,7 @@ def test_lists_parts_skipped_by_this_run():
     (text,) = added(replace(BEYOND, future=Future((0,), shared=True)))
     assert "all positions of a row share" in text
     assert added(replace(BEYOND, reduced={"model.layers": (12, 2)})) == ["the config's own sizes"]
-    assert added(replace(BEYOND, notes=("x",))) == ["the GPU code that replaces what the note describes"]
+    assert added(replace(BEYOND, notes=("x",))) == ["the GPU code that replaces the code in the note"]
     assert added(BEYOND, clip_norm=0.5) == ["clipping (no norm was over 0.5)"]
     assert added(BEYOND, clip_norm=0.4) == []
 
@@ -188,7 +188,7 @@ def test_names_unchanged_parameters():
     frozen = reference({**FIRST, "second": np.zeros((1, 1))}, FIRST)
     texts = unchecked(BEYOND, of=frozen)
     assert "gradients that are zero on one device (second)" in texts
-    assert "updates of what does not move on one device (first)" in texts
+    assert "updates of parameters that do not change on one device (first)" in texts
     many = {name: np.zeros(1) for name in "abcdefg"}
     texts = unchecked(BEYOND, of=reference(many, many), params=many)
     assert "gradients that are zero on one device (a, b, c and 4 more)" in texts

@@ -13,7 +13,7 @@ from spmdkit.parallel.verification.rounding import (
     MAX_WIDER,
     MEASURED_TIMES,
     TOLERANCES,
-    measured_by,
+    error_scale,
     moved,
     narrowing,
     undecided,
@@ -92,13 +92,13 @@ def test_moves_parameters_by_last_place():
 
 def test_scale_of_error_grows_with_rounding_up_to_limit():
     found, bound = np.array([1.0, 2.0]), TOLERANCES["float64"]
-    assert measured_by(2.0, found, found, bound) == 2.0
-    assert measured_by(2.0, found, found + 1e-12, bound) == 2.0, "less than its size explains"
-    assert measured_by(2.0, found, found + 1e-8, bound) == pytest.approx(MEASURED_TIMES * 10, rel=1e-6)
-    assert measured_by(2.0, found, found + 1.0, bound) == 2.0 * MAX_WIDER[bound]
-    assert measured_by(2.0, found, found + np.nan, bound) == 2.0
-    assert measured_by(2.0, found, found + 1.0, TOLERANCES["bfloat16"]) == 2.0
-    assert measured_by(0.0, np.zeros((0, 3)), np.zeros((0, 3)), bound) == 0.0
+    assert error_scale(2.0, found, found, bound) == 2.0
+    assert error_scale(2.0, found, found + 1e-12, bound) == 2.0, "less than its size explains"
+    assert error_scale(2.0, found, found + 1e-8, bound) == pytest.approx(MEASURED_TIMES * 10, rel=1e-6)
+    assert error_scale(2.0, found, found + 1.0, bound) == 2.0 * MAX_WIDER[bound]
+    assert error_scale(2.0, found, found + np.nan, bound) == 2.0
+    assert error_scale(2.0, found, found + 1.0, TOLERANCES["bfloat16"]) == 2.0
+    assert error_scale(0.0, np.zeros((0, 3)), np.zeros((0, 3)), bound) == 0.0
 
 
 def test_masks_elements_with_update_decided_by_rounding():
@@ -168,7 +168,7 @@ def test_ignores_gradient_of_rounding_alone(monkeypatch):
     assert max(errors(result).values()) < 1e-9
     (wider,) = [each for each in result.widened if each.what == "gradients"]
     assert (wider.array, wider.tolerance > 1e-9) == ("before", True)
-    assert f"gradients to {wider.tolerance:.1e}: before is moved" in str(result).splitlines()[-1]
+    assert f"gradients to {wider.tolerance:.1e}: before changes as much" in str(result).splitlines()[-1]
     monkeypatch.setattr("spmdkit.parallel.verification.rounding.MAX_WIDER", {})
     strict = verified()
     assert errors(strict)["before"] > 1e-9, "the case is one"

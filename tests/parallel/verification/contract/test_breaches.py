@@ -112,10 +112,15 @@ def penalty(params):
 
 mean_and_rows = of_rows(lambda each, batch: (each.mean(), jnp.float32(len(each))))
 BROKEN = {
-    "batch norm": (batch_norm, "rows", "its rows depend on each other. 4 rows give (", "Batch norm does this"),
+    "batch norm": (
+        batch_norm,
+        "rows",
+        "its rows depend on each other. 4 rows give (",
+        "Possible causes are batch norm",
+    ),
     "outputs": (broadcast_outputs, "rows", "4 rows give (", "arrays of shapes (rows, 1) and (rows,)"),
     "norm and dropout": (batch_norm_and_dropout, "rows", "its rows depend on each other. 4 rows give ("),
-    "place": (by_place, "rows", "a row's place in the batch"),
+    "place": (by_place, "rows", "a row's position in the batch"),
     "neighbours": (neighbours, "rows", "its rows depend on each other"),
     "dropout": (dropout_of_the_batch, "random", "with the same random numbers", 'fold_in(key, batch["example"][row])'),
     "dropout always": (dropout_always, "random", "its random numbers depend on which rows are together"),
@@ -123,7 +128,7 @@ BROKEN = {
     "mean, one": (of_rows(lambda each, batch: (each.mean(), jnp.float32(1))), "mean", "means of means"),
     "ignored": (
         *(of_rows(lambda each, batch: (each.sum(), jnp.float32(len(each)))), "weights"),
-        "Multiply what each row (or token) loses by its weight",
+        "Multiply the loss of each row (or token) by its weight",
     ),
     "number of rows": (
         *(of_rows(lambda each, batch: (weighted(each, batch)[0], jnp.float32(len(each)))), "weights"),
@@ -139,7 +144,7 @@ BROKEN = {
     ),
     "penalty": (
         *(of_sums(lambda total, weight, params: (total + penalty(params), weight)), "weights"),
-        *("on every call, whatever the rows weigh", 'penalty * batch["weights"].sum()'),
+        *("on every call, for any weights of the rows", 'penalty * batch["weights"].sum()'),
     ),
     "times zero": (
         *(of_sums(lambda total, weight, params: (total * 0, weight)), "dead"),

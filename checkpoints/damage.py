@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from ..layouts.paths import some
 from ..layouts.sizes import counted
 from ..mesh.errors import UserError
 from ..mesh.exit_codes import TRY_AGAIN
@@ -112,20 +111,6 @@ def reason(error: Exception) -> str:
     number = error_number(error)
     system = f"{os.strerror(number)}: " if number and not isinstance(error, OSError) else ""
     return f"{system}{text}" if len(text) <= 400 else f"{system}{text[:400]} ..."
-
-
-def other_bits(folder: Path, paths: Sequence[str], total: int) -> DamagedCheckpoint:
-    """Returns the error of a checkpoint with arrays that differ from what was saved.
-
-    Args:
-        folder: The checkpoint.
-        paths: The paths of the arrays with a different checksum, at least one.
-        total: The number of arrays that were compared.
-    """
-    return DamagedCheckpoint(
-        f"The checkpoint {folder} is damaged: {some(paths)} of {total} arrays read as other bits than were saved "
-        "(their checksums differ)."
-    )
 
 
 def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:

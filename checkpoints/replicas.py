@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..layouts.paths import leaves_with_paths
+from ..layouts.paths import leaves_with_paths, some
 from ..layouts.sizes import array_bytes
 from ..mesh.compat import Device
 from ..mesh.devices import device_name
@@ -149,16 +149,12 @@ class ReplicaCheck:
 
     def _line(self, difference: Difference) -> str:
         names = [f"{device_name(device)} (rank {device.process_index})" for device in self.devices]
-        odd, agreeing = ([names[each] for each in numbers] for numbers in (difference.odd, difference.agreeing))
+        odd, agreeing = (
+            some((names[each] for each in numbers), MAX_DEVICES) for numbers in (difference.odd, difference.agreeing)
+        )
         if not agreeing:
-            return f"{difference.path}: {few(odd)} differ from each other; with no majority, any may be at fault"
-        return f"{difference.path}: {few(odd)} {'has' if len(odd) == 1 else 'have'} other bits than {few(agreeing)}"
-
-
-def few(names: Sequence[str]) -> str:
-    """Joins the first of some names and the number of the others."""
-    more = f" and {len(names) - MAX_DEVICES} more" if len(names) > MAX_DEVICES else ""
-    return ", ".join(names[:MAX_DEVICES]) + more
+            return f"{difference.path}: {odd} differ from each other; with no majority, any may be at fault"
+        return f"{difference.path}: {odd} {'has' if len(difference.odd) == 1 else 'have'} other bits than {agreeing}"
 
 
 def _groups(leaf: Any, devices: Sequence[Device]) -> list[np.ndarray]:

@@ -148,11 +148,11 @@ def _near(pattern: str, paths: Sequence[str]) -> str:
     return did_you_mean(pattern, paths, cutoff=0.4) or f" The parameters are {some(paths) or 'none'}."
 
 
-def some(paths: Iterable[str]) -> str:
-    """Returns the first few paths and the number of the others."""
-    named = list(paths)
-    more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
-    return ", ".join(named[:MAX_NAMED]) + more
+def some(names: Iterable[str], most: int = MAX_NAMED) -> str:
+    """Returns the first names of a list, at most `most`, and the number of the others."""
+    listed = list(names)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more
 
 
 def _numbers(names: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ collectives. An exchange between all processes takes a few milliseconds.
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -123,6 +123,13 @@ def ranks(numbers: Sequence[int]) -> str:
     if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"ranks {numbers[0]} to {numbers[-1]}"
     return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+def unequal(mappings: Sequence[Mapping[str, Any]], missing: Any) -> dict[str, list[Any]]:
+    """Returns the keys with different values: key -> its value in each mapping, `missing` if a mapping lacks it."""
+    keys = dict.fromkeys(key for each in mappings for key in each)
+    values = {key: [each.get(key, missing) for each in mappings] for key in keys}
+    return {key: found for key, found in values.items() if any(value != found[0] for value in found)}
 
 
 def differences(what: str, values: Sequence[str]) -> str:

@@ -17,7 +17,6 @@ from spmdkit.checkpoints.damage import (
     DamagedCheckpoint,
     explain,
     leave_errors_to_one_message,
-    other_bits,
     reason,
 )
 from spmdkit.checkpoints.manager import Checkpoints
@@ -58,10 +57,6 @@ def test_a_reason_is_one_line_without_settings():
     assert reason(ValueError("a\n  b [tensorstore_spec='{\"x\": 1}']")) == "ValueError: a b"
     assert reason(ValueError("x" * 1000)).endswith(" ...")
     assert reason(ValueError(f"{'x' * 1000} [OS error 28: ...]")).startswith("No space left on device: ValueError: xx")
-
-
-def test_names_arrays_with_other_bits():
-    assert "a, b, c and 1 more of 9 arrays read as other bits" in str(other_bits(FOLDER, ["a", "b", "c", "d"], 9))
 
 
 @pytest.mark.parametrize(

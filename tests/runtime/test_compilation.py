@@ -7,6 +7,7 @@ from math import prod
 
 import jax
 import pytest
+from spmdkit.configs.schema import RunConfig
 from spmdkit.mesh.compat import keep_programs
 from spmdkit.mesh.errors import UserError
 from spmdkit.models import TransformerConfig, transformer
@@ -70,18 +71,18 @@ def test_stores_small_programs_outside_the_directory_of_the_environment(
     before = getattr(jax.config, name)
     jax.config.update(name, 1.0)
     try:
-        open_cache(cache and str(tmp_path / cache), 8, 1.0, print)
+        open_cache(RunConfig(cache=cache and str(tmp_path / cache), simulate=8), 1.0)
         assert getattr(jax.config, name) == seconds
     finally:
         jax.config.update(name, before)
 
 
 @pytest.mark.parametrize("kind", ["file", "none"])
-def test_unusable_directory_only_warns(kind, unconfigured, tmp_path):
+def test_unusable_directory_only_warns(kind, unconfigured, tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    lines = []
     given = str(tmp_path / "file") if kind == "file" else "none"
-    directory = open_cache(given, 8, 1.0, lines.append)
+    directory = open_cache(RunConfig(cache=given, simulate=8), 1.0)
+    lines = capsys.readouterr().err.splitlines()
     assert jax.config.jax_compilation_cache_dir is None
     if kind == "none":
         assert not lines
@@ -96,8 +97,8 @@ def test_unusable_directory_only_warns(kind, unconfigured, tmp_path):
 def test_second_run_of_a_process_ignores_directory_of_the_first(unconfigured, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     for first in (str(tmp_path / "first"), "none"):
-        open_cache(first, 8, 1.0, print)
-        path = open_cache("", 8, 1.0, print).path
+        open_cache(RunConfig(cache=first, simulate=8), 1.0)
+        path = open_cache(RunConfig(cache="", simulate=8), 1.0).path
         assert path.startswith(f"{tmp_path}/caches/spmdkit/programs/")
         assert jax.config.jax_compilation_cache_dir == path
 

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..layouts.sizes import counted
-from ..mesh.errors import UserError
-from ..mesh.exit_codes import TRY_AGAIN
+from ..mesh.errors import TryAgain, UserError
 from ..mesh.known_causes import TRACEBACK_VARIABLE, is_out_of_memory
 
 NOT_DAMAGE = frozenset(
@@ -43,16 +42,12 @@ class DamagedCheckpoint(CheckpointError):
     """A checkpoint differs from what was saved: files are missing or cut, or an array has other bits."""
 
 
-class CheckpointUnavailable(RuntimeError):
+class CheckpointUnavailable(TryAgain):
     """The machine or the file system cannot read a checkpoint now; nothing shows that it is damaged."""
 
-    exit_code = TRY_AGAIN
 
-
-class SaveFailed(RuntimeError):
+class SaveFailed(TryAgain):
     """A checkpoint could not be written; the ones before it are intact."""
-
-    exit_code = TRY_AGAIN
 
 
 @contextmanager

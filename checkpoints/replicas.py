@@ -23,7 +23,7 @@ from ..layouts.paths import leaves_with_paths, some
 from ..layouts.sizes import array_bytes
 from ..mesh.compat import Device
 from ..mesh.devices import device_name
-from ..mesh.exit_codes import TRY_AGAIN
+from ..mesh.errors import TryAgain
 from .checksums import checksums
 from .damage import shorten
 
@@ -32,10 +32,8 @@ MAX_DEVICES = 6
 """Arrays and devices listed in one message."""
 
 
-class ReplicasDiffer(RuntimeError):
+class ReplicasDiffer(TryAgain):
     """The replicas of an array differ; the same command continues from the last checkpoint."""
-
-    exit_code = TRY_AGAIN
 
 
 class Difference(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from .compat import coordination_client
-from .exit_codes import TRY_AGAIN
+from .errors import TryAgain
 
 PREFIX = "spmdkit/"
 POLL_SECONDS = 0.05
@@ -34,10 +34,8 @@ def local_copy(value: Any) -> Any:
     return value.addressable_data(0) if isinstance(value, jax.Array) else value
 
 
-class ProcessesMissing(RuntimeError):
+class ProcessesMissing(TryAgain):
     """Some processes did not answer in time; the same command can work later."""
-
-    exit_code = TRY_AGAIN
 
 
 def exchange(name: str, text: str, *, seconds: float) -> list[str]:

@@ -87,11 +87,9 @@ def _prepare(config: Config, stack: ExitStack, *, fresh: bool, reporter: Reporte
             seconds=rendezvous,
         )
     display = stack.enter_context(Display(config.train.steps, start, title(built)))
-    notes = remarks(before, provenance, config.data.source, goes_on=start > 0)
-    for line in filter(None, [*notes, explain_missing_sample(built)]):
-        display.message(line)
     rollbacks = Rollbacks(config.train.max_rollbacks, config.train.global_batch, folder, rendezvous, fresh=fresh)
-    for line in rollbacks.lines():
+    notes = remarks(before, provenance, config.data.source, goes_on=start > 0)
+    for line in filter(None, [*notes, explain_missing_sample(built), *rollbacks.lines()]):
         display.message(line)
     return TrainingRun(
         built=built,

@@ -4,11 +4,13 @@ import argparse
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from ...runtime.loading.load_run import LoadedRun
 
+PACKAGE = __name__.partition(".")[0]
 CONFIG_HELP = """
 CONFIG is a YAML file or the name of a preset (quickstart). It can also be the directory of a run: then the config.yaml
 in it is used, with that directory as run.dir. key=value arguments override single values; the value is YAML:
@@ -70,15 +72,15 @@ class Command(NamedTuple):
 
 
 class Print(argparse.Action):
-    """Prints a text and exits. The text is only computed if the option is given, because that may take a second."""
+    """Prints a text and exits. `text` names the function that returns it, which is slow to import."""
 
-    def __init__(self, option_strings: list[str], dest: str, text: Callable[[], str], **options: object) -> None:
+    def __init__(self, option_strings: list[str], dest: str, text: str, **options: object) -> None:
         super().__init__(option_strings, dest, nargs=0, **options)  # pyright: ignore[reportArgumentType]
         self.text = text
 
     def __call__(self, parser: argparse.ArgumentParser, *ignored: object) -> None:
         """Called by argparse if the option is given."""
-        print(self.text(), end="")
+        print(resolve_name(f"{PACKAGE}.{self.text}")(), end="")
         parser.exit()
 
 

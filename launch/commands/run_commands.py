@@ -53,31 +53,12 @@ SCHEMA = Command("schema", "spmdkit schema > schema.json", print_schema, lambda 
 def add_train(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `train`."""
     add(parser, "config", "overrides", "--fresh")
-    parser.add_argument("--list", action=Print, text=list_presets, help="list the presets and exit")
-    parser.add_argument("--help-config", action=Print, text=list_keys, help="list every key with its default and exit")
-    text = "list the keys that may change at a restart and exit"
-    parser.add_argument("--help-restart", action=Print, text=list_restart_keys, help=text)
-
-
-def list_presets() -> str:
-    """Returns the text of `--list`."""
-    from ...configs.config_sources import describe_presets
-
-    return describe_presets()
-
-
-def list_keys() -> str:
-    """Returns the text of `--help-config`."""
-    from ...configs import describe_config
-
-    return describe_config()
-
-
-def list_restart_keys() -> str:
-    """Returns the text of `--help-restart`."""
-    from ...configs.restarts import describe_restarts
-
-    return describe_restarts()
+    for option, text, summary in (
+        ("--list", "configs.config_sources:describe_presets", "list the presets and exit"),
+        ("--help-config", "configs:describe_config", "list every key with its default and exit"),
+        ("--help-restart", "configs.restarts:describe_restarts", "list the keys that may change at a restart and exit"),
+    ):
+        parser.add_argument(option, action=Print, text=text, help=summary)
 
 
 def train(arguments: argparse.Namespace) -> int:

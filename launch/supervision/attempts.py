@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ...mesh.errors import TryAgain
 from ...mesh.exit_codes import INVALID_INPUT, TRY_AGAIN
 from ...mesh.files import absolute_path
 from ...runtime.machine_check import check_directory
@@ -23,10 +24,8 @@ from .workers import Start, run_processes
 MAX_WAIT_SECONDS = 60.0
 
 
-class NotNow(RuntimeError):
+class NotNow(TryAgain):
     """A run cannot start now, because a host or a cluster does not answer; the same command may work later."""
-
-    exit_code = TRY_AGAIN
 
 
 class Attempt(NamedTuple):

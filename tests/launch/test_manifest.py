@@ -14,9 +14,8 @@ from spmdkit.launch.manifest import RULES, job_name, make_label, parse_time_limi
 from spmdkit.mesh.errors import UserError
 from support.launch_cases import container, job_spec, written
 
-EVERYTHING = {
-    "kubernetes": {"memory": "64Gi", "secrets": ["hub"], "service_account": "train", "user": 1000, "group": 2000}
-}
+IDS = {"user": 1000, "group": 2000}
+EVERYTHING = {"kubernetes": {"memory": "64Gi", "secrets": ["hub"], "service_account": "train", **IDS}}
 VERSIONS = ("1.31", "1.37")
 """Of Kubernetes: with JobSet's conditions of a Job since the one, the newest with published schemas."""
 
@@ -107,10 +106,7 @@ def test_pods_have_minimal_rights(form, config):
     assert pod["automountServiceAccountToken"] is False
     assert "serviceAccountName" not in pod
     assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    assert container(found)["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-    }
+    assert container(found)["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
 def test_memory_secrets_account_and_ids(config):
@@ -230,13 +226,7 @@ def test_time_limits(time, seconds):
 
 @pytest.mark.parametrize(
     ("text", "label"),
-    [
-        ("run", "run"),
-        ("My Run_2", "my-run-2"),
-        ("7b.fsdp", "run-7b-fsdp"),
-        ("--", "run"),
-        ("a" * 26, "a" * 26),
-    ],
+    [("run", "run"), ("My Run_2", "my-run-2"), ("7b.fsdp", "run-7b-fsdp"), ("--", "run"), ("a" * 26, "a" * 26)],
 )
 def test_make_label(text, label):
     assert make_label(text, 26) == label

@@ -108,9 +108,7 @@ def test_optimizer_of_a_group_counts(config):
 def test_warns_of_missing_fingerprint_and_provenance(tmp_path):
     now = provenance_of_config(write_config(tmp_path))
     (line,) = remarks(None, now._replace(fingerprint=""), "mine:splits", goes_on=False)
-    assert line.startswith(
-        "warning: data.source=mine:splits does not give a fingerprint: if its data changes, a resumed run"
-    )
+    assert line.startswith("warning: data.source=mine:splits does not give a fingerprint: if its data changes, a ")
     (line,) = remarks(None, now, "synthetic", goes_on=True)
     assert line.startswith("provenance.json is missing")
 

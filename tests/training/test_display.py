@@ -25,9 +25,8 @@ def make_console():
 
     def make(terminal: bool, width: int = 200):
         file = io.StringIO()
-        console = Console(
-            file=file, force_terminal=terminal, width=width, color_system=None, _environ={"TERM": "xterm"}
-        )
+        options = {"force_terminal": terminal, "width": width, "color_system": None, "_environ": {"TERM": "xterm"}}
+        console = Console(file=file, **options)
         return console, lambda: re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", file.getvalue())
 
     return make

@@ -90,9 +90,8 @@ def test_all_processes_get_all_findings(tmp_path):
     assert found[0] == found[1]
     first, second = found[0]
     assert (first[0].found, second[0].found) == ("of 0", "of 1")
-    assert [finding.found for finding in first if finding.level == "wrong"] == [
-        "jax: 0.10.1 on rank 0, 0.10.2 on rank 1"
-    ]
+    wrong = [finding.found for finding in first if finding.level == "wrong"]
+    assert wrong == ["jax: 0.10.1 on rank 0, 0.10.2 on rank 1"]
     assert any(finding.found == f"all 2 processes see the same {tmp_path}" for finding in second)
     assert any(finding.found.startswith("all 2 have connected: 2 on ") for finding in first)
     assert any(finding.found.startswith("listens on 127.0.0.1:") for finding in first)

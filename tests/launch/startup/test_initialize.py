@@ -104,11 +104,7 @@ def test_the_coordinator_binds_to_the_rendezvous_address(calls, monkeypatch):
     [
         (["a", "a"], ["127.0.1.1", "127.0.1.1"], None),  # one host may
         (["a", "b"], ["10.0.0.1", "10.0.0.2"], None),
-        (
-            ["a", "b"],
-            ["10.0.0.1", "127.0.1.1"],
-            r"Host b \(rank 1\) resolves its own name to 127.0.1.1, but CPU",
-        ),
+        (["a", "b"], ["10.0.0.1", "127.0.1.1"], r"Host b \(rank 1\) resolves its own name to 127.0.1.1, but CPU"),
         (["a", "b"], ["10.0.0.1", ""], r"Host b \(rank 1\) resolves its own name to nothing.* its /etc/hosts"),
     ],
 )

@@ -57,10 +57,7 @@ def test_who_holds_it_up(notes, silent, says):
         ),
         ([PAST_IT, DRAINS, DRAINS, DRAINS], "(timeouts.step): rank 0 at step 8, evaluation after 2 batches"),
         ([PAST_IT, DRAINS, DRAINS, DRAINS], "Ranks 1 to 3 wait at step 8, step"),
-        (
-            [PAST_IT, DRAINS._replace(at="write (mine.py)")],
-            "rank 1 at step 8, step, for 9 s, in write (mine.py).",
-        ),
+        ([PAST_IT, DRAINS._replace(at="write (mine.py)")], "rank 1 at step 8, step, for 9 s, in write (mine.py)."),
     ],
 )
 def test_in_one_phase_they_are_told_apart(notes, says):

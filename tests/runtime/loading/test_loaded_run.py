@@ -116,9 +116,7 @@ def test_weights_count(counting):
 
 def test_a_batch_that_the_model_cannot_take_is_told(counting):
     run = spmdkit.load_run(counting)
-    with pytest.raises(
-        UserError, match=r"model 'counting': predict fails in .*finished_counting\.py, line 7 .*KeyError"
-    ):
+    with pytest.raises(UserError, match=r"model 'counting': predict fails in .*finished_counting\.py, line 7 .*KeyE"):
         run.predict({"input": np.zeros((2, 64))})
     with pytest.raises(UserError, match=r"one row per example on dim 0; these have \{'inputs': 2, 'targets': 3\}"):
         run.predict({"inputs": np.zeros((2, 64)), "targets": np.zeros(3)})
@@ -170,9 +168,7 @@ def test_tokens_that_are_no_bytes(tmp_path):
 
 
 def test_a_classifier_cannot_continue_a_prompt(folder):
-    with pytest.raises(
-        UserError, match=r"The inputs of mlp are 64 numbers, not tokens, so it cannot continue a prompt"
-    ):
+    with pytest.raises(UserError, match=r"The inputs of mlp are 64 numbers, not tokens, so it cannot continue a pro"):
         spmdkit.load_run(folder).generate([1])
 
 
@@ -181,9 +177,7 @@ def test_data_that_is_not_what_the_run_was_made_of_is_told(folder, tmp_path):
     now = spmdkit.load_run(folder, mesh={}).splits
     origin = Provenance("0123", "other digits")
     (copied / "provenance.json").write_text(to_json(origin))
-    with pytest.warns(
-        UserWarning, match=r"was made of: then other digits, now synthetic: .* may hold rows that the run"
-    ):
+    with pytest.warns(UserWarning, match=r"was made of: then other digits, now synthetic: .* may hold rows that the"):
         _ = spmdkit.load_run(copied, mesh={}).splits
     _ = spmdkit.load_run(copied, mesh={}, changes=["data.eval_fraction=0.1"]).splits  # asked for
     (copied / "provenance.json").write_text(to_json(origin._replace(fingerprint=now.fingerprint)))
@@ -198,12 +192,7 @@ def test_generates_from_the_window_that_the_model_was_trained_on(monkeypatch):
 
     model = Model(init=lambda key: {}, loss=lambda *_: (0, 0), predict=oldest, name="oldest")
     given = {"params": {"w": jnp.ones(())}, "model": model, "model_state": (), "writes_text": False}
-    run = SimpleNamespace(
-        config=Config(),
-        facts={"length": 4},
-        _check_continues=lambda window: None,
-        **given,
-    )
+    run = SimpleNamespace(config=Config(), facts={"length": 4}, _check_continues=lambda window: None, **given)
     assert LoadedRun.generate(run, [1, 2, 3, 4, 5, 6], length=5, temperature=0)[6:] == [3, 4, 5, 6, 3]
     built = SimpleNamespace(model=model, layouts=None, config=Config(data=DataConfig(length=4)))
     monkeypatch.setattr(finish, "stored_order", lambda layouts: SimpleNamespace(to_model=lambda params: params))

@@ -96,9 +96,7 @@ def test_freezes_by_path():
     found = updates(make_optimizer(BASE, 10, params(), frozen={"blocks/kernel"}), steps=1)[0]
     assert [path for path, leaf in found.items() if not leaf.any()] == ["blocks/kernel"]
     with pytest.raises(ValueError, match="freeze all parameters: nothing is left to train"):
-        make_optimizer(
-            replace(BASE, freeze=("(embed|head)/.*",)), 10, params(), frozen={"blocks/kernel", "blocks/norm"}
-        )
+        make_optimizer(replace(BASE, freeze=("[eh].*",)), 10, params(), frozen={"blocks/kernel", "blocks/norm"})
 
 
 def test_a_group_of_all_parameters_leaves_no_rest():

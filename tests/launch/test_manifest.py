@@ -61,10 +61,8 @@ def test_policies_after_the_end_of_a_pod(form, config):
     found = written(config(form), restarts=3)
     spec = job_spec(found)
     rules = spec["podFailurePolicy"]["rules"]
-    assert [(rule["action"], rule.get("onExitCodes", {}).get("values")) for rule in rules] == [
-        ("FailJob", [2, 3]),
-        ("Ignore", None),
-    ], "75 is counted: a full disk ends with it"
+    actions = [(rule["action"], rule.get("onExitCodes", {}).get("values")) for rule in rules]
+    assert actions == [("FailJob", [2, 3]), ("Ignore", None)], "75 is counted: a full disk ends with it"
     assert rules[1]["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
     assert spec["template"]["spec"]["terminationGracePeriodSeconds"] == 120 + 30
@@ -94,9 +92,8 @@ def test_limits_restarts_and_time_by_default(form, config):
     limit = found[-1]["spec"]["failurePolicy"]["maxRestarts"] if form == "jobset" else spec["backoffLimit"]
     assert limit == {"jobset": 6, "job": 6 * 4}[form]
     fewer = written(config(form, kubernetes={"restarts": 1}))
-    assert (fewer[-1]["spec"].get("failurePolicy", {}).get("maxRestarts"), job_spec(fewer)["backoffLimit"]) == (
-        (1, 0) if form == "jobset" else (None, 4)
-    )
+    limits = (fewer[-1]["spec"].get("failurePolicy", {}).get("maxRestarts"), job_spec(fewer)["backoffLimit"])
+    assert limits == ((1, 0) if form == "jobset" else (None, 4))
 
 
 @pytest.mark.parametrize("form", ["jobset", "job"])
@@ -115,10 +112,8 @@ def test_memory_secrets_account_and_ids(config):
     assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("train", False)
     assert pod["securityContext"]["runAsUser"] == 1000
     assert (pod["securityContext"]["runAsGroup"], pod["securityContext"]["fsGroup"]) == (2000, 2000)
-    assert only["resources"] == {
-        "requests": {"cpu": "16", "memory": "64Gi"},
-        "limits": {"nvidia.com/gpu": "8", "memory": "64Gi"},
-    }
+    assert only["resources"]["requests"] == {"cpu": "16", "memory": "64Gi"}
+    assert only["resources"]["limits"] == {"nvidia.com/gpu": "8", "memory": "64Gi"}
     assert only["envFrom"] == [{"secretRef": {"name": "hub"}}]
 
 

@@ -13,22 +13,7 @@ from spmdkit.mesh.errors import UserError
 from spmdkit.models import TransformerConfig, transformer
 from spmdkit.parallel import lay_out
 from spmdkit.runtime import compilation
-from spmdkit.runtime.compilation import (
-    DOUBLE_BUFFERING,
-    LATENCY_HIDING,
-    NOT_SHARED,
-    OVERLAP_LIMIT,
-    AgreedPrograms,
-    CacheDirectory,
-    ProgramLost,
-    XlaOptions,
-    cache_directory,
-    default_options,
-    open_cache,
-    processor_hash,
-    users_caches,
-    xla_options,
-)
+from spmdkit.runtime.compilation import LATENCY_HIDING, cache_directory, default_options, open_cache, xla_options
 from support.runs import losses, trained, write_config
 
 
@@ -46,13 +31,14 @@ def unconfigured(monkeypatch):
 def test_directory_per_jax_version_and_processor(unconfigured, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     name = f"jax-{jax.__version__}"
-    assert cache_directory("", on_cpu=True).path == f"{tmp_path}/spmdkit/programs/{name}-cpu-{processor_hash()}"
-    assert cache_directory("", on_cpu=False).path == f"{tmp_path}/spmdkit/programs/{name}"
+    common = f"{tmp_path}/spmdkit/programs/{name}"
+    assert cache_directory("", on_cpu=True).path == f"{common}-cpu-{compilation.processor_hash()}"
+    assert cache_directory("", on_cpu=False).path == common
     assert cache_directory("/some/where", on_cpu=False).path == f"/some/where/{name}"
     assert str(cache_directory("none", on_cpu=True)) == "not kept (run.cache: none)"
     monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert str(users_caches()) == "/home/somebody/.cache"
+    assert str(compilation.users_caches()) == "/home/somebody/.cache"
 
 
 def test_keeps_directory_of_the_environment(monkeypatch):
@@ -115,7 +101,7 @@ def test_jax_platforms_selects_cpu_on_a_host_with_gpus(monkeypatch):
 
 
 def test_agreed_programs_reads_agreed_keys_only(tmp_path):
-    cache = AgreedPrograms(tmp_path, frozenset({"a", "b", "c"}))
+    cache = compilation.AgreedPrograms(tmp_path, frozenset({"a", "b", "c"}))
     for key in ("a", "b", "other"):
         cache.put(key, zlib.compress(key.encode()))
     assert zlib.decompress(cache.get("a")) == b"a"
@@ -123,7 +109,7 @@ def test_agreed_programs_reads_agreed_keys_only(tmp_path):
     corrupt = tmp_path / "b-cache"
     corrupt.write_bytes(corrupt.read_bytes()[:-2])
     for key in ("b", "c"):
-        with pytest.raises(ProgramLost, match=f"{key}-cache was there when this run started"):
+        with pytest.raises(compilation.ProgramLost, match=f"{key}-cache was there when this run started"):
             cache.get(key)
     assert not corrupt.exists(), "the next start compiles"
 
@@ -160,10 +146,10 @@ CASES = {  # directories, problems and keys of both processes: problem and agree
     "keys that both see": (("one", "one"), ("", ""), ("ab", "bc"), ["", ["b"]]),
     "key missing on process 0": (("one", "one"), ("", ""), ("b", "abc"), ["", ["b"]]),
     "empty directory": (("one", "one"), ("", ""), ("", ""), ["", []]),
-    "no program of process 0": (("one", "two"), ("", ""), ("a", "b"), [NOT_SHARED, None]),
-    "directory and bucket": (("one", "gs://x"), ("", ""), ("a", ""), [NOT_SHARED, None]),
+    "no program of process 0": (("one", "two"), ("", ""), ("a", "b"), [compilation.NOT_SHARED, None]),
+    "directory and bucket": (("one", "gs://x"), ("", ""), ("a", ""), [compilation.NOT_SHARED, None]),
     "same bucket": (("gs://x", "gs://x"), ("", ""), ("", ""), ["", None]),
-    "two buckets": (("gs://x", "gs://y"), ("", ""), ("", ""), [NOT_SHARED, None]),
+    "two buckets": (("gs://x", "gs://y"), ("", ""), ("", ""), [compilation.NOT_SHARED, None]),
     "same problem": (("one", "one"), ("full", "full"), ("a", "a"), ["full", None]),
 }
 
@@ -184,7 +170,7 @@ def agree(monkeypatch, rank, paths, problems, keys, answers=None):
     monkeypatch.setattr(compilation, "_keys", lambda directory: list(keys[rank]))
     monkeypatch.setattr(compilation, "broadcast_text", lambda name, text, *, seconds: json.dumps(listed))
     monkeypatch.setattr(compilation, "exchange", exchange)
-    return compilation._agree(CacheDirectory(paths[rank], ""), problems[rank], 1.0)
+    return compilation._agree(compilation.CacheDirectory(paths[rank], ""), problems[rank], 1.0)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -210,26 +196,26 @@ def laid_out(strategy, platform="cuda"):
 
 def test_cpu_has_no_default_options():
     found = xla_options("default", laid_out({"data": 2}, "cpu"), flags="")
-    assert found == XlaOptions({}, {})
+    assert found == compilation.XlaOptions({}, {})
     assert str(found) == "no options of XLA"
 
 
 def test_double_buffering_is_off_if_gradients_are_summed_in_the_loop():
     assert default_options(laid_out({"data": 2})) == {LATENCY_HIDING: True}
     assert default_options(laid_out({"data": 2, "tensor": 2}, "gpu")) == {LATENCY_HIDING: True}
-    assert default_options(laid_out({"tensor": 2})) == {LATENCY_HIDING: True, DOUBLE_BUFFERING: True}
+    assert default_options(laid_out({"tensor": 2})) == {LATENCY_HIDING: True, compilation.DOUBLE_BUFFERING: True}
 
 
 def test_xla_flags_override_defaults():
     plan = laid_out({"tensor": 2})
     found = xla_options("default", plan, flags=f"--{LATENCY_HIDING}=false")
-    assert found.used == {DOUBLE_BUFFERING: True}
+    assert found.used == {compilation.DOUBLE_BUFFERING: True}
     assert found.left_out == {LATENCY_HIDING: "XLA_FLAGS names it"}
     assert xla_options("none", plan, flags="").used == {}
 
 
 def test_xla_accepts_default_options():
-    options = {LATENCY_HIDING: True, DOUBLE_BUFFERING: True, OVERLAP_LIMIT: 2}
+    options = {LATENCY_HIDING: True, compilation.DOUBLE_BUFFERING: True, compilation.OVERLAP_LIMIT: 2}
     jax.jit(lambda x: x + 1).lower(0.0).compile(compiler_options=options)
 
 

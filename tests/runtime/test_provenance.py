@@ -25,12 +25,8 @@ def config(tmp_path, monkeypatch) -> Path:
         (tmp_path / f"{name}.py").write_text(text)
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    return write_config(
-        tmp_path,
-        model={"name": "model_of_mine:make"},
-        optimizer={"name": "optimizer_of_mine:make", "learning_rate": 0.01},
-        strategy={"data": 8},
-    )
+    optimizer = {"name": "optimizer_of_mine:make", "learning_rate": 0.01}
+    return write_config(tmp_path, model={"name": "model_of_mine:make"}, optimizer=optimizer, strategy={"data": 8})
 
 
 def remarks_on(config: Path, before, *overrides: str) -> list[str]:

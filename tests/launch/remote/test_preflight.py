@@ -24,16 +24,8 @@ JOB = LaunchJob(LaunchRequest("quickstart"), LaunchConfig(), Timeouts(heartbeat=
 
 def good(**changed) -> dict:
     """The answer of a host that has everything."""
-    return {
-        "python": list(sys.version_info[:3]),
-        "spmdkit": True,
-        "addresses": {"one": "10.0.0.1", "two": "10.0.0.2"},
-        "directory": "/",
-        "marker": True,
-        "gpus": 0,
-        "port": 5000,
-        **changed,
-    }
+    found = {"python": list(sys.version_info[:3]), "spmdkit": True, "directory": "/", "marker": True, "gpus": 0}
+    return {**found, "port": 5000, "addresses": {"one": "10.0.0.1", "two": "10.0.0.2"}, **changed}
 
 
 def told(answer: dict, gpus_per_process: int = 0) -> str:

@@ -7,14 +7,7 @@ from spmdkit.configs.launch_config import LaunchConfig
 from spmdkit.configs.schema import Timeouts
 from spmdkit.launch.launchers import LaunchJob, LaunchRequest
 from spmdkit.launch.supervision import attempts
-from spmdkit.launch.supervision.attempts import (
-    Attempt,
-    NotNow,
-    Restarts,
-    find_latest_step,
-    remove_created,
-    run_attempts,
-)
+from spmdkit.launch.supervision.attempts import Restarts, find_latest_step, remove_created, run_attempts
 from spmdkit.launch.supervision.blame import Exit, Outcome
 
 
@@ -53,7 +46,7 @@ def test_fresh_applies_until_the_new_run_has_the_directory(had_run, tmp_path, mo
 
     def attempt(fresh):
         asked.append(fresh)
-        return Attempt((), "starting")
+        return attempts.Attempt((), "starting")
 
     monkeypatch.setattr(attempts, "run_processes", run_processes)
     monkeypatch.setattr(attempts.time, "sleep", lambda seconds: None)
@@ -63,7 +56,7 @@ def test_fresh_applies_until_the_new_run_has_the_directory(had_run, tmp_path, mo
 
 def test_attempts_that_cannot_be_made_are_counted(tmp_path, monkeypatch, capsys):
     def attempt(fresh):
-        raise NotNow("host two does not answer")
+        raise attempts.NotNow("host two does not answer")
 
     monkeypatch.setattr(attempts.time, "sleep", lambda seconds: None)
     assert run_attempts(job(tmp_path / "run", restarts=2), attempt) == 75

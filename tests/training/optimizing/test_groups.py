@@ -17,11 +17,8 @@ LINEAR = {"name": "linear"}
 def params(seed=0):
     """A tree like a BlockModel's."""
     random = np.random.default_rng(seed)
-    shapes = {
-        "embed": {"tokens": (6, 4)},
-        "blocks": {"kernel": (2, 4, 8), "norm": (2, 4)},
-        "head": {"logits": (4, 6), "norm": (4,)},
-    }
+    shapes = {"embed": {"tokens": (6, 4)}, "blocks": {"kernel": (2, 4, 8), "norm": (2, 4)}}
+    shapes["head"] = {"logits": (4, 6), "norm": (4,)}
     draw = lambda shape: jnp.asarray(random.normal(size=shape), jnp.float32)  # noqa: E731
     return jax.tree.map(draw, shapes, is_leaf=lambda x: isinstance(x, tuple))
 
@@ -63,10 +60,8 @@ ALONE = {
 IN_GROUPS = {"head/.*": {"head/logits", "head/norm"}, "blocks/.*": {"blocks/kernel", "blocks/norm"}}
 
 
-CASES = [
-    *((name, "head/.*") for name in ALONE),
-    *((name, "blocks/.*") for name in ("muon takes all matrices", "adafactor")),
-]
+CASES = [(name, "head/.*") for name in ALONE]
+CASES += [(name, "blocks/.*") for name in ("muon takes all matrices", "adafactor")]
 
 
 @pytest.mark.slow_cases("adafactor-head/.*")

@@ -11,13 +11,8 @@ from support.training import PretendStep, first_state
 
 def steps_reported(num_steps: int, **options) -> list[int]:
     reported = []
-    run_steps(
-        PretendStep(),
-        first_state(options.get("start", 0)),
-        [{}] * num_steps,
-        on_progress=lambda progress: reported.append(progress.step),
-        **options,
-    )
+    options["on_progress"] = lambda progress: reported.append(progress.step)
+    run_steps(PretendStep(), first_state(options.get("start", 0)), [{}] * num_steps, **options)
     return reported
 
 

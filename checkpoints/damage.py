@@ -18,10 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from ..layouts.paths import some
 from ..layouts.sizes import counted
-from ..mesh.errors import UserError, first_lines
-from ..mesh.exit_codes import TRY_AGAIN
+from ..mesh.errors import TryAgain, UserError, first_lines
 from ..mesh.known_causes import TRACEBACK_VARIABLE, is_out_of_memory
 
 NOT_DAMAGE = frozenset(
@@ -44,16 +42,12 @@ class DamagedCheckpoint(CheckpointError):
     """A checkpoint differs from what was saved: files are missing or cut, or an array has other bits."""
 
 
-class CheckpointUnavailable(RuntimeError):
+class CheckpointUnavailable(TryAgain):
     """The machine or the file system cannot read a checkpoint now; nothing shows that it is damaged."""
 
-    exit_code = TRY_AGAIN
 
-
-class SaveFailed(RuntimeError):
+class SaveFailed(TryAgain):
     """A checkpoint could not be written; the ones before it are intact."""
-
-    exit_code = TRY_AGAIN
 
 
 @contextmanager
@@ -112,20 +106,6 @@ def reason(error: Exception) -> str:
     number = error_number(error)
     system = f"{os.strerror(number)}: " if number and not isinstance(error, OSError) else ""
     return f"{system}{text}" if len(text) <= 400 else f"{system}{text[:400]} ..."
-
-
-def other_bits(folder: Path, paths: Sequence[str], total: int) -> DamagedCheckpoint:
-    """Returns the error of a checkpoint with arrays that differ from what was saved.
-
-    Args:
-        folder: The checkpoint.
-        paths: The paths of the arrays with a different checksum, at least one.
-        total: The number of arrays that were compared.
-    """
-    return DamagedCheckpoint(
-        f"The checkpoint {folder} is damaged: {some(paths)} of {total} arrays read as other bits than were saved "
-        "(their checksums differ)."
-    )
 
 
 def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,6 @@ Arrays without replicas (parameters under `fsdp` alone) cannot be compared.
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,21 +23,16 @@ from ..layouts.paths import leaves_with_paths, some
 from ..layouts.sizes import array_bytes
 from ..mesh.compat import Device
 from ..mesh.devices import device_name
-from ..mesh.errors import first_lines
-from ..mesh.exit_codes import TRY_AGAIN
+from ..mesh.errors import TryAgain, first_lines
 from .checksums import checksums
 
 MAX_ARRAYS = 4
 MAX_DEVICES = 6
 """Arrays and devices listed in one message."""
-few = partial(some, most=MAX_DEVICES)
-"""Joins the names of the first devices, and the number of the others."""
 
 
-class ReplicasDiffer(RuntimeError):
+class ReplicasDiffer(TryAgain):
     """The replicas of an array differ; the same command continues from the last checkpoint."""
-
-    exit_code = TRY_AGAIN
 
 
 class Difference(NamedTuple):
@@ -152,10 +146,12 @@ class ReplicaCheck:
 
     def _line(self, difference: Difference) -> str:
         names = [f"{device_name(device)} (rank {device.process_index})" for device in self.devices]
-        odd, agreeing = ([names[each] for each in numbers] for numbers in (difference.odd, difference.agreeing))
+        odd, agreeing = (
+            some((names[each] for each in numbers), MAX_DEVICES) for numbers in (difference.odd, difference.agreeing)
+        )
         if not agreeing:
-            return f"{difference.path}: {few(odd)} differ from each other; with no majority, any may be at fault"
-        return f"{difference.path}: {few(odd)} {'has' if len(odd) == 1 else 'have'} other bits than {few(agreeing)}"
+            return f"{difference.path}: {odd} differ from each other; with no majority, any may be at fault"
+        return f"{difference.path}: {odd} {'has' if len(difference.odd) == 1 else 'have'} other bits than {agreeing}"
 
 
 def _groups(leaf: Any, devices: Sequence[Device]) -> list[np.ndarray]:

@@ -20,7 +20,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from ..layouts.paths import leaves_with_paths
+from ..layouts.paths import leaves_with_paths, some
 from ..layouts.sizes import array_bytes
 from ..mesh.files import absolute_path
 from ..mesh.processes import exchange
@@ -31,7 +31,6 @@ from .damage import (
     differences,
     leave_errors_to_one_message,
     mismatch,
-    other_bits,
     reading,
 )
 from .directory import STATE, display_path
@@ -169,7 +168,10 @@ class StoredCheckpoint:
     def _check(self, found: Mapping[str, int]) -> None:
         wrong = [path for path, checksum in found.items() if checksum != self.checksums[path]]
         if wrong:
-            raise other_bits(self.folder, wrong, len(found))
+            raise DamagedCheckpoint(
+                f"The checkpoint {self.folder} is damaged: {some(wrong)} of {len(found)} arrays read as other bits "
+                "than were saved (their checksums differ)."
+            )
 
     def _restore(self, how: Mapping[str, ocp.RestoreArgs]) -> dict[str, Any]:
         request = dict.fromkeys(how, 0)

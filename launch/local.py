@@ -72,7 +72,7 @@ def launch(request: LaunchRequest, target: LocalTarget) -> int:
         starts = [Start(command, worker_environment(address, target, rank)) for rank in ranks]
         return Attempt(starts, f"{sizes}, coordinator {address}")
 
-    return run_attempts(job.run_dir, attempt, stop=job.timeouts.stop, fresh=request.fresh, restarts=request.restarts)
+    return run_attempts(job, attempt)
 
 
 def worker_environment(address: str, target: LocalTarget, rank: int) -> dict[str, str]:

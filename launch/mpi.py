@@ -86,7 +86,7 @@ def launch(request: LaunchRequest, hostfile: str) -> int:
         start = Start(_mpirun(job, hostfile, environment, fresh), environment, signals=SIGNALS, relay=output)
         return Attempt([start], text, lambda ended: find_outcome(ended, output))
 
-    return run_attempts(job.run_dir, attempt, stop=job.timeouts.stop, fresh=request.fresh, restarts=request.restarts)
+    return run_attempts(job, attempt)
 
 
 def _load(request: LaunchRequest, hostfile: str) -> LaunchJob:

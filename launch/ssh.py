@@ -86,7 +86,7 @@ def launch(request: LaunchRequest, target: Hosts) -> int:
         starts = [build_start(job, hosts, slot, port, identity, fresh) for slot in list_slots(hosts)]
         return Attempt(starts, f"{describe_hosts(hosts)}, coordinator {coordinator_host(hosts)}:{port}")
 
-    return run_attempts(job.run_dir, attempt, stop=job.timeouts.stop, fresh=request.fresh, restarts=request.restarts)
+    return run_attempts(job, attempt)
 
 
 def load(request: LaunchRequest, hosts: Hosts) -> tuple[LaunchJob, Hosts]:
@@ -94,11 +94,10 @@ def load(request: LaunchRequest, hosts: Hosts) -> tuple[LaunchJob, Hosts]:
     job = LaunchJob.load(request, num_processes=hosts.num_processes)
     python = hosts.python or job.launch.python or sys.executable
     directory = hosts.directory or os.getcwd()
-
-    def complete(host: Host) -> Host:
-        return replace(host, python=host.python or python, directory=host.directory or directory)
-
-    return job, replace(hosts, hosts=tuple(map(complete, hosts.hosts)))
+    complete = (
+        replace(host, python=host.python or python, directory=host.directory or directory) for host in hosts.hosts
+    )
+    return job, replace(hosts, hosts=tuple(complete))
 
 
 def list_slots(hosts: Hosts) -> Iterator[Slot]:

@@ -156,10 +156,10 @@ def _near(pattern: str, paths: Sequence[str]) -> str:
 
 
 def some(names: Iterable[str], most: int = MAX_NAMED) -> str:
-    """Returns the first few paths or other names and the number of the others."""
-    names = list(names)
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    """Returns the first names of a list, at most `most`, and the number of the others."""
+    listed = list(names)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more
 
 
 def _numbers(names: Sequence[str]) -> str:

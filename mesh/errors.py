@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-from .exit_codes import INVALID_INPUT
+from .exit_codes import INVALID_INPUT, TRY_AGAIN
 
 SITE = "https://spmdkit.github.io/spmdkit/"
 """The site of the documentation, also in pyproject.toml and mkdocs.yml."""
@@ -27,6 +27,12 @@ class UserError(ValueError):
     """
 
     exit_code = INVALID_INPUT
+
+
+class TryAgain(RuntimeError):
+    """A failure that is not the user's mistake: the same command may succeed later."""
+
+    exit_code = TRY_AGAIN
 
 
 class TooLateError(UserError, RuntimeError):

@@ -6,13 +6,13 @@ collectives. An exchange between all processes takes a few milliseconds.
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
 from .compat import coordination_client
-from .exit_codes import TRY_AGAIN
+from .errors import TryAgain
 
 PREFIX = "spmdkit/"
 POLL_SECONDS = 0.05
@@ -34,10 +34,8 @@ def local_copy(value: Any) -> Any:
     return value.addressable_data(0) if isinstance(value, jax.Array) else value
 
 
-class ProcessesMissing(RuntimeError):
+class ProcessesMissing(TryAgain):
     """Some processes did not answer in time; the same command can work later."""
-
-    exit_code = TRY_AGAIN
 
 
 def exchange(name: str, text: str, *, seconds: float) -> list[str]:
@@ -123,6 +121,13 @@ def ranks(numbers: Sequence[int]) -> str:
     if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"ranks {numbers[0]} to {numbers[-1]}"
     return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+def unequal(mappings: Sequence[Mapping[str, Any]], missing: Any) -> dict[str, list[Any]]:
+    """Returns the keys with different values: key -> its value in each mapping, `missing` if a mapping lacks it."""
+    keys = dict.fromkeys(key for each in mappings for key in each)
+    values = {key: [each.get(key, missing) for each in mappings] for key in keys}
+    return {key: found for key, found in values.items() if any(value != found[0] for value in found)}
 
 
 def differences(what: str, values: Sequence[str]) -> str:

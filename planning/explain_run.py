@@ -9,7 +9,8 @@ import jax
 from ..configs.schema import Config
 from ..mesh.devices import list_devices
 from ..mesh.files import absolute_path, atomic_write
-from ..runtime.build_run import build, keep_programs, prepare_devices
+from ..runtime.build_run import build, prepare_devices
+from ..runtime.compilation import open_cache
 from ..runtime.explain import Explanation, explain_built
 from .run_plan import time_lines, tokens_per_device
 from .timeline import Timeline, simulate
@@ -60,7 +61,7 @@ def explain(config: Config, target: str | None = None, hlo: Path | None = None) 
     """
     if target is None:
         prepare_devices(config.run, config.precision)
-        keep_programs(config.run, config.timeouts.rendezvous)
+        open_cache(config.run, config.timeouts.rendezvous)
     elif config.precision.needs_x64:
         jax.config.update("jax_enable_x64", True)
     built = build(config, devices=list_devices(target=target) if target else None)

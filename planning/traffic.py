@@ -60,7 +60,10 @@ def origin_of(axes: tuple[str, ...], source: str = "") -> Origin:
     if PACKAGE not in file.parents:
         return Origin(" x ".join(axes), f"{file.name}:{line}" if path else "")
     inside = file.relative_to(PACKAGE)
-    modules = {f"parallel/{(module.__file__ or '').rpartition('/')[2]}": name for name, module in STRATEGIES.items()}
+    modules = {
+        f"parallel/{(getattr(module, '__file__', '') or '').rpartition('/')[2]}": name
+        for name, module in STRATEGIES.items()
+    }
     return Origin(modules.get(inside.as_posix(), " x ".join(axes)), f"{inside.as_posix()}:{line}")
 
 

@@ -10,6 +10,7 @@ import yaml
 from ..checkpoints.directory import display_path
 from ..layouts.paths import flatten_mapping
 from ..layouts.sizes import counted, format_bytes
+from ..mesh.processes import unequal
 from ..training.quantities import compact, duration, is_number, loss_text, three_digits
 from .charts import Series, collect_points, make_chart, run_look
 from .page import figures_of
@@ -146,10 +147,8 @@ def config_differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[A
         Key, as in key=value arguments -> its value in each config, `MISSING` if a config lacks it. A list is one
         value; `run.dir` is left out.
     """
-    leaves = [flatten_mapping(config) for config in configs]
-    keys = dict.fromkeys(key for each in leaves for key in each)
-    values = {key: [each.get(key, MISSING) for each in leaves] for key in keys if key != "run.dir"}
-    return {key: each for key, each in values.items() if any(value != each[0] for value in each)}
+    found = unequal([flatten_mapping(config) for config in configs], MISSING)
+    return {key: values for key, values in found.items() if key != "run.dir"}
 
 
 def _charts(names: Sequence[str], records: Sequence[RunRecord]) -> list[dict[str, Any] | None]:

@@ -20,7 +20,6 @@ from ..data.value_ranges import Limit, Limits, check_splits
 from ..mesh.axes import physical_order
 from ..mesh.devices import device_name, simulate
 from ..mesh.errors import UserError
-from ..mesh.processes import print_progress
 from ..mesh.targets import has_compiler
 from ..models.catalog import MODELS, load_model
 from ..models.frozen import freeze, frozen_paths
@@ -35,7 +34,7 @@ from ..parallel.step.train_step import Step
 from ..training.callbacks.callback_catalog import make_callbacks
 from ..training.callbacks.rate_factor import adjustable
 from ..training.optimizing.optimizers import make_optimizer
-from .compilation import CacheDirectory, XlaOptions, open_cache, xla_options
+from .compilation import XlaOptions, xla_options
 from .model_check import check_contract, check_functions
 
 
@@ -83,11 +82,6 @@ def prepare_devices(run: RunConfig, precision: Precision, simulate_instead: int 
         jax.config.update("jax_enable_x64", True)
     if devices := simulate_instead or run.simulate:
         simulate(devices)
-
-
-def keep_programs(run: RunConfig, rendezvous: float) -> CacheDirectory:
-    """Opens the compilation cache; every process of a run calls this after the rendezvous."""
-    return open_cache(run.cache, run.simulate, rendezvous, print_progress)
 
 
 def build(

@@ -28,7 +28,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -36,12 +36,13 @@ from typing import Any, NamedTuple
 
 import jax
 
+from ..configs.schema import RunConfig
 from ..mesh.compat import backend_started, coordination_client, is_intact_program, keep_programs
 from ..mesh.devices import has_accelerators
 from ..mesh.errors import UserError
 from ..mesh.exit_codes import TRY_AGAIN
 from ..mesh.files import atomic_write, write_text
-from ..mesh.processes import broadcast_text, exchange, is_main_process
+from ..mesh.processes import broadcast_text, exchange, is_main_process, print_progress
 from ..parallel import fsdp
 from ..parallel.data import reduces_in_backward
 from ..parallel.plan import ShardingPlan
@@ -245,26 +246,26 @@ def runs_on_cpu(simulated: int) -> bool:
     return simulated > 0 or platforms.startswith("cpu") or not has_accelerators()
 
 
-def open_cache(cache: str, simulated: int, rendezvous: float, say: Callable[[str], None]) -> CacheDirectory:
+def open_cache(run: RunConfig, rendezvous: float) -> CacheDirectory:
     """Configures JAX's cache. Every process of a run calls this after the rendezvous.
 
+    A directory that is not usable never ends a run: a warning is printed to stderr.
+
     Args:
-        cache: `run.cache`.
-        simulated: CPU devices that this process simulates, or 0.
+        run: The section `run`.
         rendezvous: Seconds to wait for the other processes.
-        say: Prints a warning if the directory is not usable, which never ends a run.
 
     Raises:
         ProcessesMissing: Some processes did not answer in time.
     """
-    directory = cache_directory(cache, on_cpu=runs_on_cpu(simulated))
+    directory = cache_directory(run.cache, on_cpu=runs_on_cpu(run.simulate))
     problem = _make(Path(directory.path)) if directory.on_disk else ""
     keys: frozenset[str] | None = None
     if coordination_client() is not None and jax.process_count() > 1:
         problem, keys = _agree(directory, problem, rendezvous)
     if problem:
         warning = f"warning: compiled programs are not kept in {directory.path}: {problem}."
-        say(f"{warning} Set run.cache, or run.cache: none.")
+        print_progress(f"{warning} Set run.cache, or run.cache: none.")
         directory = CacheDirectory("", problem)
     if (
         directory.origin != "JAX_COMPILATION_CACHE_DIR"

@@ -10,8 +10,7 @@ from pathlib import Path
 import jax
 
 from ..layouts.sizes import format_bytes
-from ..mesh.errors import UserError
-from ..mesh.exit_codes import TRY_AGAIN
+from ..mesh.errors import TryAgain, UserError
 from ..training.run_files import BESIDE, PIECES, Kind, reason
 from .build_run import Built
 
@@ -24,10 +23,8 @@ MACHINE = frozenset(
 """Errors of the machine, which no other command avoids."""
 
 
-class DirectoryUnavailable(RuntimeError):
+class DirectoryUnavailable(TryAgain):
     """The file system of run.dir is not writable now; the same command may work later."""
-
-    exit_code = TRY_AGAIN
 
 
 def check_directory(folder: Path) -> None:

@@ -30,8 +30,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 from uuid import uuid4
 
-from ..mesh.errors import UserError
-from ..mesh.exit_codes import TRY_AGAIN
+from ..mesh.errors import TryAgain, UserError
 from ..mesh.files import write_text
 
 NAME = "owner.json"
@@ -149,10 +148,8 @@ class DirectoryInUse(UserError):
     """Another job owns the run directory."""
 
 
-class OwnershipLost(RuntimeError):
+class OwnershipLost(TryAgain):
     """Another job took over the directory while this one was stopped."""
-
-    exit_code = TRY_AGAIN
 
 
 class Ownership:

@@ -32,7 +32,7 @@ import jax
 from ..layouts.paths import flatten_mapping
 from ..mesh.compat import coordination_client, jax_settings
 from ..mesh.errors import UserError, first_lines
-from ..mesh.processes import PREFIX, broadcast_text, differences, exchange, is_main_process
+from ..mesh.processes import PREFIX, broadcast_text, differences, exchange, is_main_process, unequal
 from .build_run import Built
 from .ownership import read_owner, this_place
 from .provenance import Provenance, package_versions
@@ -231,10 +231,8 @@ def agree(name: str, found: Mapping[str, str], seconds: float, fix: str = SAME_E
     texts = exchange(name, json.dumps(found), seconds=seconds)
     if len(set(texts)) == 1:
         return
-    answers = [json.loads(text) for text in texts]
-    keys = list(dict.fromkeys(key for each in answers for key in each))
-    differing = [key for key in keys if len({each.get(key) for each in answers}) > 1]
-    lines = [differences(key, [_cut(each.get(key, NOT_SET)) for each in answers]) for key in differing]
+    unlike = unequal([json.loads(text) for text in texts], NOT_SET)
+    lines = [differences(key, [*map(_cut, values)]) for key, values in unlike.items()]
     wait_until_all_know()
     raise Disagreement(
         f"The {len(texts)} processes of this run differ, and would train different things together:\n  "

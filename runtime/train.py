@@ -12,8 +12,8 @@ from ..configs.schema import Config
 from ..parallel.sharding.stored_order import stored_order
 from ..training.display import Display
 from ..training.stopping.gate import stops_on_signals
-from .build_run import Built, build, keep_programs
-from .compilation import Compilation
+from .build_run import Built, build
+from .compilation import Compilation, open_cache
 from .finish import Reporter, explain_missing_sample
 from .guards.guards import Guards
 from .machine_check import check_memory
@@ -56,7 +56,7 @@ def _prepare(config: Config, stack: ExitStack, *, fresh: bool, reporter: Reporte
     """Builds and checks a run; writes nothing."""
     rendezvous = config.timeouts.rendezvous
     agree_on_config(as_plain(config), rendezvous)
-    compilation = Compilation(keep_programs(config.run, rendezvous))
+    compilation = Compilation(open_cache(config.run, rendezvous))
     gate = stack.enter_context(stops_on_signals())
     built = build(config)
     check_memory(built)
@@ -87,11 +87,9 @@ def _prepare(config: Config, stack: ExitStack, *, fresh: bool, reporter: Reporte
             seconds=rendezvous,
         )
     display = stack.enter_context(Display(config.train.steps, start, title(built)))
-    notes = remarks(before, provenance, config.data.source, goes_on=start > 0)
-    for line in filter(None, [*notes, explain_missing_sample(built)]):
-        display.message(line)
     rollbacks = Rollbacks(config.train.max_rollbacks, config.train.global_batch, folder, rendezvous, fresh=fresh)
-    for line in rollbacks.lines():
+    notes = remarks(before, provenance, config.data.source, goes_on=start > 0)
+    for line in filter(None, [*notes, explain_missing_sample(built), *rollbacks.lines()]):
         display.message(line)
     return TrainingRun(
         built=built,

@@ -13,8 +13,7 @@ import numpy as np
 
 from ..data.batches import eval_batches
 from ..data.source import Source
-from ..mesh.errors import UserError
-from ..mesh.exit_codes import TRY_AGAIN
+from ..mesh.errors import TryAgain, UserError
 from ..mesh.processes import local_copy
 from ..parallel.model import Batch
 from ..parallel.step.state import TrainState
@@ -23,10 +22,8 @@ from .steps.late_log import RUN_AHEAD, LateLog, Progress
 from .steps.not_finite import Skips, check_finite, most_left_out
 
 
-class StepLeftOut(RuntimeError):
+class StepLeftOut(TryAgain):
     """The state has had fewer updates than steps: this process skipped collectives of the others."""
-
-    exit_code = TRY_AGAIN
 
 
 def run_steps(

@@ -4,19 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from .command import (
-    OR_CONFIG,
-    RUN_HELP,
-    TRAINED_HELP,
-    Command,
-    add_json,
-    add_overrides,
-    add_run,
-    add_step,
-    add_step_and_ema,
-    open_run,
-    use_cpu_only,
-)
+from .command import PLACE, RUN_HELP, TRAINED_HELP, Command, add, open_run, use_cpu_only
 
 KINDS = ("safetensors", "npy")
 """A copy of KINDS in checkpoints/export.py, which is too slow to import for a help text."""
@@ -28,9 +16,9 @@ HUGGING_FACE = "hugging_face"
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `checkpoint`."""
     parser.add_argument("action", choices=("inspect", "verify"), help="show the contents, or compare the checksums")
-    add_run(parser)
-    add_step(parser, "all; inspect shows the contents of the latest")
-    add_json(parser)
+    add(parser, "place", help=PLACE)
+    add(parser, "--step", help="the checkpoint of this step (default: all; inspect shows the contents of the latest)")
+    add(parser, "--json")
 
 
 def checkpoint(arguments: argparse.Namespace) -> int:
@@ -73,12 +61,12 @@ CHECKPOINT = Command("checkpoint", "spmdkit checkpoint verify runs/quickstart", 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `export`."""
-    add_run(parser, also=OR_CONFIG)
+    add(parser, "place")
     parser.add_argument("target", metavar="FILE", help="FILE.safetensors, or a new directory of .npy files")
-    add_overrides(parser)
+    add(parser, "overrides")
     text = "the format (default: from the name of FILE, or hugging_face for a run of that model)"
     parser.add_argument("--to", choices=(*KINDS, HUGGING_FACE), help=text)
-    add_step_and_ema(parser)
+    add(parser, "--step", "--ema")
     parser.add_argument("--whole-state", action="store_true", help="also write the optimizer's state, step and key")
     text = "merge low-rank adapters (default), or write them separately"
     parser.add_argument("--lora", choices=LORA, default=LORA[0], help=text)

@@ -4,11 +4,13 @@ import argparse
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from ...runtime.loading.load_run import LoadedRun
 
+PACKAGE = __name__.partition(".")[0]
 CONFIG_HELP = """
 CONFIG is a YAML file or the name of a preset (quickstart). It can also be the directory of a run: then the config.yaml
 in it is used, with that directory as run.dir. key=value arguments override single values; the value is YAML:
@@ -70,61 +72,43 @@ class Command(NamedTuple):
 
 
 class Print(argparse.Action):
-    """Prints a text and exits. The text is only computed if the option is given, because that may take a second."""
+    """Prints a text and exits. `text` names the function that returns it, which is slow to import."""
 
-    def __init__(self, option_strings: list[str], dest: str, text: Callable[[], str], **options: object) -> None:
+    def __init__(self, option_strings: list[str], dest: str, text: str, **options: object) -> None:
         super().__init__(option_strings, dest, nargs=0, **options)  # pyright: ignore[reportArgumentType]
         self.text = text
 
     def __call__(self, parser: argparse.ArgumentParser, *ignored: object) -> None:
         """Called by argparse if the option is given."""
-        print(self.text(), end="")
+        print(resolve_name(f"{PACKAGE}.{self.text}")(), end="")
         parser.exit()
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of every command that reads a config."""
-    parser.add_argument("config", metavar="CONFIG", help=CONFIG)
-    add_overrides(parser, "override values of the config")
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "config": {"metavar": "CONFIG", "help": CONFIG},
+    "place": {"metavar": "RUN", "help": f"{PLACE}{OR_CONFIG}"},
+    "overrides": {"metavar": "key=value", "nargs": "*", "default": [], "help": "override values of the config"},
+    "--fresh": {
+        "action": "store_true",
+        "help": "start from step 0; the contents of run.dir, except logs, are moved to run.dir.old-1 (-2, ...)",
+    },
+    "--step": {"type": int, "metavar": "N", "help": "the checkpoint of this step (default: the latest)"},
+    "--ema": {"action": "store_true", "help": "use the averaged parameters of the run (optimizer.ema)"},
+    "--json": {"action": "store_true", "help": "print one JSON object instead of text"},
+}
+"""Arguments of several commands -> their options in `add_argument`."""
 
 
-def add_fresh(parser: argparse.ArgumentParser) -> None:
-    """Adds --fresh."""
-    text = "start from step 0; the contents of run.dir, except logs, are moved to run.dir.old-1 (-2, ...)"
-    parser.add_argument("--fresh", action="store_true", help=text)
+def add(parser: argparse.ArgumentParser, *names: str, **changes: Any) -> None:
+    """Adds arguments of ARGUMENTS to a parser.
 
-
-def add_run(parser: argparse.ArgumentParser, also: str = "") -> None:
-    """Adds the argument RUN."""
-    parser.add_argument("place", metavar="RUN", help=f"{PLACE}{also}")
-
-
-def add_overrides(parser: argparse.ArgumentParser, text: str = "override values of the run's config") -> None:
-    """Adds key=value."""
-    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help=text)
-
-
-def add_step(parser: argparse.ArgumentParser, default: str = "the latest") -> None:
-    """Adds --step."""
-    parser.add_argument("--step", type=int, metavar="N", help=f"the checkpoint of this step (default: {default})")
-
-
-def add_step_and_ema(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that select the parameters of a run."""
-    add_step(parser)
-    parser.add_argument("--ema", action="store_true", help="use the averaged parameters of the run (optimizer.ema)")
-
-
-def add_trained(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of every command that loads the model of a run."""
-    add_run(parser, also=OR_CONFIG)
-    add_overrides(parser)
-    add_step_and_ema(parser)
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Adds --json."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    Args:
+        parser: The parser of a command.
+        names: The arguments, in order.
+        changes: Options that this command changes, such as `help`.
+    """
+    for name in names:
+        parser.add_argument(name, **{**ARGUMENTS[name], **changes})
 
 
 @contextmanager
@@ -132,7 +116,7 @@ def open_run(arguments: argparse.Namespace, overrides: Sequence[str] | None = No
     """Joins the other processes of the command and loads the run that its arguments name.
 
     Args:
-        arguments: The parsed arguments, see `add_trained`.
+        arguments: The parsed arguments, with `place`, `overrides`, `step` and `ema`.
         overrides: `key=value` arguments in place of those of `arguments`.
     """
     from ...runtime.loading.load_run import loaded

@@ -5,17 +5,7 @@ import json
 import math
 from collections.abc import Sequence
 
-from .command import (
-    OR_CONFIG,
-    TRAINED_HELP,
-    Command,
-    add_json,
-    add_overrides,
-    add_run,
-    add_step_and_ema,
-    add_trained,
-    open_run,
-)
+from .command import TRAINED_HELP, Command, add, open_run
 
 EVALUATION = "evaluation"
 
@@ -28,11 +18,11 @@ def add_split(parser: argparse.ArgumentParser) -> None:
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `evaluate`."""
-    add_trained(parser)
+    add(parser, "place", "overrides", "--step", "--ema")
     add_split(parser)
     text = "stop after N batches, like training with eval.batches=N (default: all)"
     parser.add_argument("--batches", type=int, metavar="N", help=text)
-    add_json(parser)
+    add(parser, "--json")
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
@@ -95,13 +85,13 @@ EVALUATE = Command("evaluate", "spmdkit evaluate runs/quickstart", evaluate, add
 
 def add_predict(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `predict`."""
-    add_trained(parser)
+    add(parser, "place", "overrides", "--step", "--ema")
     parser.add_argument("--out", metavar="FILE.npz", required=True, help="the file to write")
     add_split(parser)
     text = "arrays of the data to include, such as targets,weights"
     parser.add_argument("--keep", metavar="NAMES", default="", help=text)
     parser.add_argument("--force", action="store_true", help="replace earlier predictions")
-    add_json(parser)
+    add(parser, "--json")
 
 
 def predict(arguments: argparse.Namespace) -> int:
@@ -147,15 +137,14 @@ PREDICT = Command("predict", "spmdkit predict runs/mlp --out predictions.npz", p
 
 def add_generate(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `generate`."""
-    add_run(parser, also=OR_CONFIG)
+    add(parser, "place")
     parser.add_argument("word", metavar="PROMPT", nargs="?", help="the text to continue (default: sample.prompt)")
-    add_overrides(parser)
-    add_step_and_ema(parser)
+    add(parser, "overrides", "--step", "--ema")
     parser.add_argument("--length", type=int, metavar="N", help="tokens to generate (default: sample.length)")
-    text = "0 = the most likely token (default: sample.temperature)"
+    text = "sampling temperature, 0 = the most likely token (default: sample.temperature)"
     parser.add_argument("--temperature", type=float, metavar="T", help=text)
     parser.add_argument("--seed", type=int, metavar="S", help="the random seed (default: run.seed)")
-    add_json(parser)
+    add(parser, "--json")
 
 
 def generate(arguments: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from .command import OR_CONFIG, PLACE, Command, add_json
+from .command import OR_CONFIG, PLACE, Command, add
 
 HELP = f"""
 RUN is {PLACE};
@@ -22,7 +22,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help=f"{PLACE}{OR_CONFIG}")
     text = f"the file to write (default: RUN/report.html; for several runs {COMPARED})"
     parser.add_argument("--out", metavar="FILE.html", type=Path, help=text)
-    add_json(parser)
+    add(parser, "--json")
 
 
 def report(arguments: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from .command import CONFIG, Command, Print, add_config, add_fresh, add_json, add_overrides
+from .command import Command, Print, add
 
 TARGET_HELP = "compile for GPUs that are not on this machine: a100-40, a100-80, h100, h200, b200, or a YAML file"
 
@@ -52,33 +52,13 @@ SCHEMA = Command("schema", "spmdkit schema > schema.json", print_schema, lambda 
 
 def add_train(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `train`."""
-    add_config(parser)
-    add_fresh(parser)
-    parser.add_argument("--list", action=Print, text=list_presets, help="list the presets and exit")
-    parser.add_argument("--help-config", action=Print, text=list_keys, help="list every key with its default and exit")
-    text = "list the keys that may change at a restart and exit"
-    parser.add_argument("--help-restart", action=Print, text=list_restart_keys, help=text)
-
-
-def list_presets() -> str:
-    """Returns the text of `--list`."""
-    from ...configs.config_sources import describe_presets
-
-    return describe_presets()
-
-
-def list_keys() -> str:
-    """Returns the text of `--help-config`."""
-    from ...configs import describe_config
-
-    return describe_config()
-
-
-def list_restart_keys() -> str:
-    """Returns the text of `--help-restart`."""
-    from ...configs.restarts import describe_restarts
-
-    return describe_restarts()
+    add(parser, "config", "overrides", "--fresh")
+    for option, text, summary in (
+        ("--list", "configs.config_sources:describe_presets", "list the presets and exit"),
+        ("--help-config", "configs:describe_config", "list every key with its default and exit"),
+        ("--help-restart", "configs.restarts:describe_restarts", "list the keys that may change at a restart and exit"),
+    ):
+        parser.add_argument(option, action=Print, text=text, help=summary)
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -120,8 +100,7 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `launch`."""
     from ..launchers import LAUNCHERS
 
-    add_config(parser)
-    add_fresh(parser)
+    add(parser, "config", "overrides", "--fresh")
     forms = "; ".join(f"{form.usage}, {form.text}" for form in LAUNCHERS.values())
     parser.add_argument("--on", metavar="LAUNCHER", help=f"launcher (required): {forms}")
     parser.add_argument("--dry-run", action="store_true", help="print what would be started, and start nothing")
@@ -169,10 +148,10 @@ LAUNCH = Command("launch", "spmdkit launch my.yaml --on local:2x4", launch, add_
 
 def add_explain(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `explain`."""
-    add_config(parser)
+    add(parser, "config", "overrides")
     parser.add_argument("--target", metavar="CARD:HOSTSxGPUS", help=TARGET_HELP)
     parser.add_argument("--hlo", metavar="FILE", type=Path, help="write the scheduled HLO of the step to a file")
-    add_json(parser)
+    add(parser, "--json")
 
 
 def explain(arguments: argparse.Namespace) -> int:
@@ -201,10 +180,10 @@ EXPLAIN = Command("explain", "spmdkit explain my.yaml", explain, add_explain)
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `plan`."""
-    add_config(parser)
+    add(parser, "config", "overrides")
     parser.add_argument("--target", metavar="CARD:HOSTSxGPUS", required=True, help=TARGET_HELP)
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write the simulated step as a trace for Perfetto")
-    add_json(parser)
+    add(parser, "--json")
 
 
 def plan(arguments: argparse.Namespace) -> int:
@@ -237,11 +216,11 @@ PLAN = Command("plan", "spmdkit plan my.yaml --target h100:16x8", plan, add_plan
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `verify`."""
-    add_config(parser)
+    add(parser, "config", "overrides")
     parser.add_argument("--full", action="store_true", help="verify the config's own sizes, not smaller ones")
     parser.add_argument("--float32", action="store_true", help="compute in float32, with a tolerance for its rounding")
     parser.add_argument("--steps", type=int, default=3, metavar="K", help="optimizer steps to compare (default: 3)")
-    add_json(parser)
+    add(parser, "--json")
 
 
 def verify(arguments: argparse.Namespace) -> int:
@@ -276,10 +255,10 @@ VERIFY = Command("verify", "spmdkit verify my.yaml", verify, add_verify)
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `doctor`."""
-    parser.add_argument("config", metavar="CONFIG", nargs="?", help=CONFIG)
-    add_overrides(parser, "override values of the config")
-    add_json(parser)
-    text = "how long to wait for the other processes of a run (default: 60)"
+    add(parser, "config", nargs="?")
+    add(parser, "overrides")
+    add(parser, "--json")
+    text = "time to wait for the other processes of a run (default: 60)"
     parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help=text)
 
 

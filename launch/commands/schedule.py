@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .command import Command
+from .command import Command, add
 
 if TYPE_CHECKING:
     from ...parallel.schedule.schedule_table import Schedule
@@ -41,7 +41,7 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--costs", metavar="F,B,W", type=numbers, default="1,1,1", help=text)
     parser.add_argument("--svg", metavar="FILE", help="also draw the schedule as an SVG file")
     parser.add_argument("--csv", metavar="FILE", help="also write the table of the schedule, to edit and read again")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a drawing")
+    add(parser, "--json", help="print one JSON object instead of a drawing")
 
 
 def schedule(arguments: argparse.Namespace) -> int:

@@ -4,24 +4,24 @@ import os
 import secrets
 import shutil
 import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from ...layouts.paths import some
 from ...mesh.errors import UserError
-from ...mesh.processes import differences, print_progress
+from ...mesh.processes import differences, print_progress, unequal
 from ...runtime.machine_check import DirectoryUnavailable, check_directory
+from ...runtime.process_check import wait_until_visible
 from ..startup.addresses import find_proxy, own_ip
 from ..startup.initialize import check_host_names
-from ..startup.rendezvous import Rendezvous, join_rendezvous
+from ..startup.rendezvous import MAX_HOSTS, Rendezvous, join_rendezvous
 from ..startup.variables import Job
 
 GIB = 2**30
 MIN_DISK_SPACE = GIB
-MAX_LISTED_HOSTS = 8
 VISIBLE_SECONDS = 5.0
 """The time for a new file to become visible: network file systems cache listings for some seconds."""
 
@@ -142,15 +142,15 @@ def find_probes(run_dir: Path, names: Sequence[str], hosts: Sequence[str], secon
         hosts: The hosts by rank.
         seconds: How long to wait for them.
     """
-    existing, deadline = existing_part(run_dir), time.monotonic() + seconds
-    while True:
+    existing = existing_part(run_dir)
+
+    def find_missing() -> list[str]:
         here = set(os.listdir(existing))
-        missing = sorted({host for name, host in zip(names, hosts, strict=True) if name and name not in here})
-        if not missing or time.monotonic() > deadline:
-            break
-        time.sleep(0.1)
+        return sorted({host for name, host in zip(names, hosts, strict=True) if name and name not in here})
+
+    wait_until_visible(lambda: not find_missing(), existing, seconds)
     text = f"all {len(names)} processes see the same {existing}"
-    if missing:
+    if missing := find_missing():
         text = f"files written by {', '.join(missing)} to {existing} are not visible on {socket.gethostname()}"
     fix = "mount the same file system on all hosts, or set run.dir to one that they share"
     return require("shared", text, not missing, fix)
@@ -207,21 +207,15 @@ def compare(
 def describe_hosts(meeting: Rendezvous) -> Finding:
     """Returns the number of processes on each host."""
     counts = {host: meeting.hosts.count(host) for host in dict.fromkeys(meeting.hosts)}
-    text = ", ".join(f"{count} on {host}" for host, count in list(counts.items())[:MAX_LISTED_HOSTS])
-    more = f" and {len(counts) - MAX_LISTED_HOSTS} more hosts" if len(counts) > MAX_LISTED_HOSTS else ""
-    return Finding("processes", f"all {len(meeting.hosts)} have connected: {text}{more}")
+    text = some((f"{count} on {host}" for host, count in counts.items()), MAX_HOSTS)
+    return Finding("processes", f"all {len(meeting.hosts)} have connected: {text}")
 
 
 def compare_versions(notes: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """Returns the packages whose versions differ between processes."""
-    versions = [note.get("versions") or {} for note in notes]
-    packages = list(dict.fromkeys(package for each in versions for package in each))
-    wrong = [package for package in packages if len({each.get(package) for each in versions}) > 1]
+    found = unequal([note.get("versions") or {} for note in notes], "none")
     fix = "install the same versions on all hosts"
-    return [
-        Finding("versions", differences(name, [str(each.get(name, "none")) for each in versions]), "wrong", fix)
-        for name in wrong
-    ]
+    return [Finding("versions", differences(name, values), "wrong", fix) for name, values in found.items()]
 
 
 def check_names(meeting: Rendezvous, on_cpu: bool) -> list[Finding]:

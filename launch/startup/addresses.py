@@ -10,8 +10,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from ...mesh.errors import UserError
-from ...mesh.exit_codes import TRY_AGAIN
+from ...mesh.errors import TryAgain, UserError
 
 MAX_PORT = 65535
 ADDRESS = re.compile(r"(?:\[(?P<ip>[^\]\s]+)\]|(?P<name>[^\s:/,@\[\]]+)):(?P<port>[0-9]{1,5})")
@@ -43,10 +42,8 @@ class Address(NamedTuple):
         return self.host == LOCALHOST or is_loopback(self.host)
 
 
-class PortTaken(RuntimeError):
+class PortTaken(TryAgain):
     """Another program listens at the coordinator's address; the same command can work later."""
-
-    exit_code = TRY_AGAIN
 
 
 def parse_address(text: str, variable: str) -> Address:

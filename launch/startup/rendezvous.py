@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from ...layouts.paths import some
 from ...mesh.errors import UserError
 from ...mesh.processes import PROGRESS_SECONDS, ProcessesMissing, ranks
 from .addresses import Address, Listening, PortTaken, listen
@@ -50,6 +51,8 @@ FAILED = "failed"
 CHUNK_BYTES = 2**16
 MAX_BYTES = 2**24
 """The maximum length of a line; a peer that sends more is foreign."""
+MAX_HOSTS = 8
+"""Hosts listed in one message."""
 UNROUTED = "192.0.2.1"
 """An address on no network (RFC 5737), in place of hosts with unknown names."""
 
@@ -430,11 +433,11 @@ class Coordinator:
         """Returns the missing ranks, with their hosts if known."""
         job = self._job
         if job.hosts:
-            return f"{ranks(missing)} on {_join(list(dict.fromkeys(job.hosts[rank] for rank in missing)))}"
+            return f"{ranks(missing)} on {some(dict.fromkeys(job.hosts[rank] for rank in missing), MAX_HOSTS)}"
         present = {hello.host for hello, _ in self._present.values()}
         silent = [node for node in job.nodes if node not in present]
         nothing = silent and present & set(job.nodes)
-        return f"{ranks(missing)} (nothing came from {_join(silent)})" if nothing else ranks(missing)
+        return f"{ranks(missing)} (nothing came from {some(silent, MAX_HOSTS)})" if nothing else ranks(missing)
 
     def _timeout_message(self, missing: list[int]) -> str:
         return (
@@ -470,8 +473,3 @@ def allow_connections(count: int) -> None:
     wanted = count + SPARE_FILES if hard == resource.RLIM_INFINITY else min(count + SPARE_FILES, hard)
     if 0 <= soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _join(names: list[str]) -> str:
-    shown = names[:8] if len(names) > 9 else names
-    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")

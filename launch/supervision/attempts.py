@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ...mesh.errors import TryAgain
 from ...mesh.exit_codes import INVALID_INPUT, TRY_AGAIN
 from ...mesh.files import absolute_path
 from ...runtime.machine_check import check_directory
 from ...runtime.ownership import refuse_if_in_use
 from ...runtime.run_directory import make_directory
+from ..launchers import LaunchJob
 from .blame import Exit, Outcome, summarize
 from .output import announce
 from .workers import Start, run_processes
@@ -22,10 +24,8 @@ from .workers import Start, run_processes
 MAX_WAIT_SECONDS = 60.0
 
 
-class NotNow(RuntimeError):
+class NotNow(TryAgain):
     """A run cannot start now, because a host or a cluster does not answer; the same command may work later."""
-
-    exit_code = TRY_AGAIN
 
 
 class Attempt(NamedTuple):
@@ -42,18 +42,13 @@ class Attempt(NamedTuple):
     outcome: Callable[[Outcome], Outcome] = lambda ended: ended
 
 
-def run_attempts(
-    run_dir: str, attempt: Callable[[bool], Attempt], *, stop: float, fresh: bool = False, restarts: int = 0
-) -> int:
-    """Runs the processes of a run, and restarts them after a failure if `restarts` allows it.
+def run_attempts(job: LaunchJob, attempt: Callable[[bool], Attempt]) -> int:
+    """Runs the processes of a run, and restarts them after a failure as often as the request allows it.
 
     Args:
-        run_dir: The directory of the run.
+        job: The run to launch.
         attempt: Returns the processes of the next attempt, with a new coordinator address; its argument is `fresh`. It
             may raise NotNow, which counts as a failed attempt.
-        stop: Seconds to save after a signal.
-        fresh: Start from step 0; process 0 moves the contents of the run's directory aside, except its logs.
-        restarts: The maximum number of restarts in a row without a newer checkpoint.
 
     Returns:
         The exit code of the process that ended the run: 0 finished, 2 a mistake in the config, 3 diverged, 75 stopped
@@ -63,13 +58,13 @@ def run_attempts(
         UserError: The directory of the run cannot be used; no process was started.
         DirectoryUnavailable: The file system of run.dir cannot be written.
     """
-    logs = Path(run_dir) / "logs"
-    directory = absolute_path(run_dir)
+    logs, fresh = Path(job.run_dir) / "logs", job.request.fresh
+    directory = absolute_path(job.run_dir)
     check_directory(directory)
     refuse_if_in_use(directory)
     created = [each for each in (logs, directory, *directory.parents) if not each.exists()]
     config_time = _read_config_time(logs.parent)
-    policy = Restarts(logs.parent / "checkpoints", restarts)
+    policy = Restarts(logs.parent / "checkpoints", job.request.restarts)
     while True:
         try:
             starts, text, read = attempt(fresh)
@@ -79,7 +74,7 @@ def run_attempts(
         else:
             make_directory(logs)
             announce(f"{text}, output in {logs}")
-            outcome = read(run_processes(starts, logs, stop=stop))
+            outcome = read(run_processes(starts, logs, stop=job.timeouts.stop))
             was_removed = outcome.exit_code == INVALID_INPUT and remove_created(created, logs, config_time)
             for line in summarize(outcome, None if was_removed else logs):
                 announce(line)

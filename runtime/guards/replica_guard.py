@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from jax import Array
 
-from ...checkpoints.replicas import Difference, ReplicaCheck, ReplicasDiffer, few
+from ...checkpoints.replicas import Difference, ReplicaCheck, ReplicasDiffer
+from ...layouts.paths import some
 from ...mesh.compat import Device
 from ...mesh.devices import device_name
 from ...mesh.errors import counted
@@ -119,7 +120,7 @@ class ReplicaGuard:
                 self._findings[index] = each._replace(verdict="transient")
                 self._write()
                 self._say(
-                    f"The difference at step {each.step} on {few(each.devices)} ({each.at}) did not come again when "
+                    f"The difference at step {each.step} on {some(each.devices)} ({each.at}) did not come again when "
                     "the steps were computed again: a transient fault."
                 )
 
@@ -138,7 +139,7 @@ class ReplicaGuard:
         )
         if before:
             advice = (
-                f"It is not the first time: {few(suspects)} was found at step {before[0].step} too ({before[0].at}). "
+                f"It is not the first time: {some(suspects)} was found at step {before[0].step} too ({before[0].at}). "
                 "The fault is lasting: replace it, or run without it. The same command goes on from the latest "
                 "checkpoint, whose copies were equal."
             )

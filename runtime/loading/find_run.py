@@ -79,14 +79,10 @@ def find_folder(given: str | Path) -> Path:
         UserError: The run does not exist.
     """
     refuse_empty(given)
-    source, path = _config_file(given), absolute_path(given)
-    if source is None and any((path / name).is_file() for name in ("metrics.jsonl", "config.yaml")):
-        return path.resolve()
-    if source is not None:
-        folder = absolute_path(load_config(source, sizes=False).run.dir)
-        if folder.is_dir():
-            return folder.resolve()
-    return find_run(given).found.run.resolve()
+    source = _config_file(given)
+    path = absolute_path(load_config(source, sizes=False).run.dir if source else given)
+    is_run = path.is_dir() if source else any((path / name).is_file() for name in ("metrics.jsonl", "config.yaml"))
+    return (path if is_run else find_run(given).found.run).resolve()
 
 
 def names_folder(given: str | Path) -> bool:

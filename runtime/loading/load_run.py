@@ -27,7 +27,8 @@ from ...configs.schema import Config, Timeouts
 from ...data.config import FILE_SOURCES
 from ...mesh.compat import backend_started
 from ...mesh.processes import broadcast_text
-from ..build_run import keep_programs, prepare_devices
+from ..build_run import prepare_devices
+from ..compilation import open_cache
 from ..process_check import SEE_SECONDS, wait_until_visible
 from ..provenance import changed_model
 from .find_run import FoundRun, find_run
@@ -101,7 +102,7 @@ def loaded(
     mesh = config.strategy if _names("strategy", changes) else None
     open_devices(config, mesh, simulate)
     with join(config.timeouts, str(place.found.run)):
-        keep_programs(config.run, config.timeouts.rendezvous)
+        open_cache(config.run, config.timeouts.rendezvous)
         yield _load(place, config, mesh, changes, ema=ema)
 
 

@@ -17,17 +17,8 @@ from spmdkit.checkpoints.directory import DESCRIPTION
 from spmdkit.checkpoints.manager import Checkpoints, Restored
 from spmdkit.checkpoints.restore import StoredCheckpoint, read_averages, read_tree
 from spmdkit.layouts.paths import leaves_with_paths
-from support.checkpoint_states import (
-    ABOUT,
-    State,
-    abstract,
-    assert_equal,
-    host_state,
-    placed,
-    run_state,
-    unfinished_reads,
-    write,
-)
+from support import checkpoint_states
+from support.checkpoint_states import State, abstract, assert_equal, host_state, placed, run_state
 from support.runs import whole
 
 # A state onto a mesh
@@ -128,7 +119,7 @@ def test_an_unreadable_checkpoint_is_not_called_damaged(written, monkeypatch, nu
 
 
 @pytest.mark.slow
-@unfinished_reads
+@checkpoint_states.unfinished_reads
 @pytest.mark.parametrize("victim", ["_METADATA", "manifest.ocdbt"])
 def test_skips_damaged_checkpoints_and_keeps_them(written, victim):
     (written / "20" / "state" / victim).unlink()
@@ -237,7 +228,7 @@ def test_every_array_reads_as_it_was_saved(stored):
         array, leaf = stored.arrays[path], np.asarray(leaf)
         assert (array.shape, array.dtype, stored.num_bytes(path)) == (leaf.shape, leaf.dtype, leaf.nbytes)
         np.testing.assert_array_equal(found[path], leaf)
-    assert (stored.step, stored.about, stored.mesh) == (20, ABOUT, {"fsdp": 8})
+    assert (stored.step, stored.about, stored.mesh) == (20, checkpoint_states.ABOUT, {"fsdp": 8})
 
 
 def test_groups_join_small_arrays(stored, monkeypatch):
@@ -300,7 +291,7 @@ def test_averages_replace_the_parameters_that_have_one(tmp_path):
     params = {"base": np.ones((16, 8), jnp.bfloat16), "head": np.full(16, 2, jnp.bfloat16)}
     average = {"average": {"head": np.full(16, 2.5, np.float32)}}  # base was frozen
     state = State(np.int32(4), params, average, np.array([0, 1], np.uint32))
-    stored = StoredCheckpoint(write(tmp_path / "run", state) / "checkpoints" / "4")
+    stored = StoredCheckpoint(checkpoint_states.write(tmp_path / "run", state) / "checkpoints" / "4")
     found = read_averages(stored, laid_out(params, 2))
     assert (found["head"].dtype, float(found["head"][0]), float(found["base"][0, 0])) == (jnp.bfloat16, 2.5, 1)
     with pytest.raises(CheckpointError, match="holds other averages than the model"):

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 from spmdkit.launch.supervision.workers import free_port
-from support.runs import environment, metrics, spmdkit, trained, write_config
+from support.processes import begin
+from support.runs import metrics, spmdkit, trained, write_config
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.multiprocess]
 
@@ -29,17 +30,9 @@ def pods(objects: list[dict], folder: Path) -> list[subprocess.Popen[str]]:
     given["SPMDKIT_COORDINATOR"] = "127.0.0.1"
     address = given["SPMDKIT_JOB_ADDRESSES"].replace("$(SPMDKIT_COORDINATOR)", given["SPMDKIT_COORDINATOR"])
     given["SPMDKIT_JOB_ADDRESSES"] = address.replace(":8476", f":{free_port()}")
-    return [
-        subprocess.Popen(
-            words,
-            env=environment(**given, JOB_COMPLETION_INDEX=str(index)),
-            cwd=container["workingDir"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for index in range(job["completions"])
-    ]
+    indices = [{"JOB_COMPLETION_INDEX": str(index)} for index in range(job["completions"])]
+    options = {"cwd": container["workingDir"], "stderr": subprocess.STDOUT}
+    return [begin(words, {**given, **index}, **options) for index in indices]
 
 
 @pytest.mark.parametrize("form", ["jobset", "job"])

@@ -6,23 +6,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.processes import assert_nothing_left, processes_of, wait_for_step
-from support.runs import (
-    assert_same_arrays,
-    command,
-    environment,
-    metrics,
-    source_module,
-    spmdkit,
-    state_arrays,
-    trained,
-    write_config,
-)
+from support import runs
+from support.processes import assert_nothing_left, begin, processes_of, wait_for_step
+from support.runs import command, metrics, spmdkit, trained, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.cluster]
 
 TWO = {"nodes": 1, "processes_per_node": 2}
-FAULTY = source_module(
+FAULTY = runs.source_module(
     """
     import os, signal, time
     from pathlib import Path
@@ -52,14 +43,8 @@ def faulty_config(folder, **sections):
 
 def started(config, folder) -> subprocess.Popen[str]:
     """A slow run that has trained some steps."""
-    process = subprocess.Popen(
-        command("launch", config, "run.simulate=4", "--on", "mpi"),
-        env=environment(FAULT="slow"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        process_group=0,
-    )
+    words = command("launch", config, "run.simulate=4", "--on", "mpi")
+    process = begin(words, {"FAULT": "slow"}, stderr=subprocess.STDOUT, process_group=0)
     wait_for_step(folder.parent, 5, process)
     return process
 
@@ -75,7 +60,8 @@ def test_losses_match_local_processes(on, devices, tmp_path):
     trained("launch", config, f"run.dir={tmp_path}/local", "--on", f"local:{processes}x{devices}")
     folder = tmp_path / "run"
     assert metrics(folder) == metrics(tmp_path / "local")
-    assert_same_arrays(*(state_arrays(config, 12, each / "checkpoints") for each in (folder, tmp_path / "local")))
+    saved = [each / "checkpoints" for each in (folder, tmp_path / "local")]
+    runs.assert_same_arrays(*(runs.state_arrays(config, 12, each) for each in saved))
     assert all(line.startswith(tuple(f"[{rank}] " for rank in range(processes))) for line in ended.stdout.splitlines())
     assert "[0] " in ended.stdout
     for rank in range(processes):

@@ -8,23 +8,17 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.processes import assert_gone, wait_for_step
+from support.processes import assert_gone, begin, wait, wait_for_step
 from support.remote import SSHD, Keys, Server, command_line, descendants, stat_fields
-from support.runs import QUICK, command, environment, losses, metrics, spmdkit, trained, write_config
+from support.runs import QUICK, command, losses, metrics, spmdkit, trained, write_config
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.multiprocess]
 
 STEPS = 200
 ENVIRONMENT = {"environment": dict.fromkeys(QUICK)}
 """Processes of the hosts compile as those of tests do."""
-LONG = {
-    "run": {"simulate": 4, "log_every": 1},
-    "train": {"steps": STEPS, "global_batch": 16},
-    "eval": {"every": 0, "batches": 2},
-    "checkpoint": {"every": 20},
-    "timeouts": {"heartbeat": 20},
-    "launch": ENVIRONMENT,
-}
+LONG = {"run": {"simulate": 4, "log_every": 1}, "train": {"steps": STEPS, "global_batch": 16}, "launch": ENVIRONMENT}
+LONG |= {"eval": {"every": 0, "batches": 2}, "checkpoint": {"every": 20}, "timeouts": {"heartbeat": 20}}
 
 
 @pytest.fixture
@@ -59,14 +53,8 @@ def write_hosts(folder: Path, keys: Keys, hosts: list[dict], **more) -> Path:
 
 
 def launch(config: Path, hosts: Path, *more: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command("launch", config, "--on", f"ssh:{hosts}", *more),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        process_group=0,
-    )
+    words = command("launch", config, "--on", f"ssh:{hosts}", *more)
+    return begin(words, stderr=subprocess.STDOUT, process_group=0)
 
 
 @pytest.fixture(scope="module")
@@ -205,25 +193,12 @@ def test_reports_host_mistakes_before_starting(servers, keys, tmp_path):
     first, second, third = servers(3)
     config = write_config(tmp_path)
     (tmp_path / "elsewhere").mkdir()
-    hosts = write_hosts(
-        tmp_path,
-        keys,
-        [
-            {**first.entry, "python": "/no/such/python"},
-            {**second.entry, "directory": "/no/such/folder"},
-            {**third.entry, "directory": str(tmp_path / "elsewhere")},
-        ],
-    )
+    entries = [{**first.entry, "python": "/no/such/python"}, {**second.entry, "directory": "/no/such/folder"}]
+    entries.append({**third.entry, "directory": str(tmp_path / "elsewhere")})
+    hosts = write_hosts(tmp_path, keys, entries)
     words = ("run.dir=new", "run.simulate=1", "strategy={data: 3}", "train.global_batch=9", "--on", f"ssh:{hosts}")
-    ended = subprocess.run(
-        command("launch", config.name, *words),
-        env=environment(),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert ended.returncode == 2, ended.stderr
+    (ended,) = wait([begin(command("launch", config.name, *words), cwd=tmp_path)], 200)
+    assert ended.code == 2, ended.stderr
     for said in (
         "error: 3 problems with the hosts of ",
         "  127.0.0.1: /no/such/python cannot run there (exit code 127: ",
@@ -255,7 +230,5 @@ def test_reports_unknown_host_key(servers, keys, tmp_path):
     ended = spmdkit("launch", config, "run.simulate=4", "--on", f"ssh:{hosts}")
     assert ended.returncode == 2
     assert "error: 1 problem with the hosts of " in ended.stderr
-    assert (
-        "  127.0.0.2: ssh cannot log in (Host key verification failed.). Correct it until `ssh 127.0.0.2` logs in"
-        in ended.stderr
-    )
+    said = "  127.0.0.2: ssh cannot log in (Host key verification failed.). Correct it until `ssh 127.0.0.2` logs in"
+    assert said in ended.stderr

@@ -8,7 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.runs import command, environment, losses, trained, write_config
+from support.processes import begin
+from support.runs import command, losses, trained, write_config
 
 pytestmark = [
     pytest.mark.faults,
@@ -46,17 +47,8 @@ class Hosts:
         file.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
         script = f'hostname host{host} && mount --bind {file} /etc/hosts && exec "$@"'
         there = ["ip", "netns", "exec", self.names[host], "unshare", "--uts", "--mount", "sh", "-c", script, "sh"]
-        process = subprocess.Popen(
-            [*there, *command(*arguments)],
-            env=environment(
-                SPMDKIT_JOB_ADDRESSES=f"{ADDRESSES[0]}:{PORT},{ADDRESSES[1]}:{PORT}",
-                SPMDKIT_PROCESS_ID=str(host),
-                SPMDKIT_SIMULATE="4",
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        variables = {"SPMDKIT_JOB_ADDRESSES": f"{ADDRESSES[0]}:{PORT},{ADDRESSES[1]}:{PORT}", "SPMDKIT_SIMULATE": "4"}
+        process = begin([*there, *command(*arguments)], {"SPMDKIT_PROCESS_ID": str(host), **variables})
         self.started.append(process)
         return process
 

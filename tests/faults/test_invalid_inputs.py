@@ -66,10 +66,8 @@ def run(words: tuple[str, ...], config: Path, capsys: pytest.CaptureFixture[str]
     return code, *capsys.readouterr()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if row.damage else ()) for name, row in TABLE.items()],
-)
+@pytest.mark.slow_cases(*(name for name, row in TABLE.items() if row.damage))
+@pytest.mark.parametrize("name", TABLE)
 def test_reports_invalid_input(name, request, tmp_path, capsys, monkeypatch):
     row = TABLE[name]
     half = request.getfixturevalue("half") if row.damage else None

@@ -8,7 +8,8 @@ import time
 
 import pytest
 from spmdkit.launch.supervision.workers import free_port
-from support.runs import command, environment, write_config
+from support.processes import begin
+from support.runs import command, write_config
 
 pytestmark = [pytest.mark.faults, pytest.mark.multiprocess]
 
@@ -23,13 +24,8 @@ class Processes:
     def start(self, rank: int, address: str, *overrides: str, count: int = 2, rendezvous: int = 30, **variables: str):
         own = {"SPMDKIT_JOB_ADDRESSES": address, "SPMDKIT_NUM_PROCESSES": str(count), "SPMDKIT_PROCESS_ID": str(rank)}
         config = write_config(self.folder, train={"steps": 2, "global_batch": 16})
-        process = subprocess.Popen(
-            command("train", config, f"timeouts.rendezvous={rendezvous}", *overrides),
-            env=environment(SPMDKIT_SIMULATE=str(8 // count), **{**own, **variables}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        words = command("train", config, f"timeouts.rendezvous={rendezvous}", *overrides)
+        process = begin(words, {"SPMDKIT_SIMULATE": str(8 // count), **own, **variables})
         self.started.append(process)
         return process
 
@@ -55,11 +51,11 @@ def here() -> str:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_reports_unknown_host(processes, rank):
-    begin = time.monotonic()
+    before = time.monotonic()
     code, printed = ended(processes.start(rank, "no-such-host.invalid:1234", rendezvous=2))
     assert code == 2
     assert "error: The coordinator's host 'no-such-host.invalid' (SPMDKIT_JOB_ADDRESSES) is unknown on" in printed
-    assert time.monotonic() - begin < 60
+    assert time.monotonic() - before < 60
 
 
 def test_reports_port_in_use(processes):

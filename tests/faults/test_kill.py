@@ -4,14 +4,7 @@ from pathlib import Path
 
 import pytest
 from spmdkit.launch.cli import main
-from support.runs import (
-    assert_same_arrays,
-    listing,
-    metrics,
-    run_at_moment,
-    state_arrays,
-    write_config,
-)
+from support.runs import assert_same_arrays, listing, metrics, run_at_moment, state_arrays, write_config
 
 STEPS = 12
 SAVE = "spmdkit.checkpoints.manager:Checkpoints.save"

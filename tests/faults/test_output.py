@@ -76,13 +76,8 @@ def test_survives_blocked_output(line, said, config):
 def on_a_terminal(words: list[str], **variables: str) -> tuple[subprocess.Popen[bytes], int]:
     """Starts a command on a terminal of its own; gives its process and the other end."""
     master, slave = pty.openpty()
-    process = subprocess.Popen(
-        ["setsid", "--ctty", *words],
-        env=environment(TERM="xterm", **variables),
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-    )
+    env, streams = environment(TERM="xterm", **variables), dict.fromkeys(("stdin", "stdout", "stderr"), slave)
+    process = subprocess.Popen(["setsid", "--ctty", *words], env=env, **streams)
     os.close(slave)
     return process, master
 
@@ -116,12 +111,8 @@ def test_escapes_control_characters_of_workers(config):
 
 @pytest.mark.parametrize("nohup", [False, True])
 def test_survives_closed_terminal(nohup, tmp_path):
-    options = {
-        "train": {"steps": 400, "global_batch": 16},
-        "checkpoint": {"every": 0},
-        "eval": {"every": 0, "batches": 1},
-    }
-    config = write_config(tmp_path, **options)
+    options = {"checkpoint": {"every": 0}, "eval": {"every": 0, "batches": 1}}
+    config = write_config(tmp_path, train={"steps": 400, "global_batch": 16}, **options)
     words = launch(config)
     # nohup would send the output to a file where it is a terminal
     words = ["bash", "-c", "trap '' HUP; exec \"$@\"", "bash", *words] if nohup else words

@@ -121,9 +121,8 @@ def test_full_disk_under_metrics(stopped, disk, whole):
 
 def test_full_disk_on_resume(stopped, disk, whole):
     for _ in range(2):
-        assert_stopped(
-            run_at_moment(RECORD, "0", "slow", "0", "train", stopped), str(disk / "run"), "No space left on device"
-        )
+        ended = run_at_moment(RECORD, "0", "slow", "0", "train", stopped)
+        assert_stopped(ended, str(disk / "run"), "No space left on device")
     assert_all_good(disk / "run", 20)
     (disk / "filler").unlink()
     assert_goes_on(stopped, whole)

@@ -8,16 +8,10 @@ from pathlib import Path
 
 import pytest
 from spmdkit.launch.supervision.workers import free_port
-from support.processes import catches, processes_of, wait_for, wait_until_none_of
-from support.runs import TESTS, at_moment, command, environment, listing, losses, trained, write_config
+from support.processes import begin, catches, processes_of, wait_for, wait_until_none_of
+from support.runs import TESTS, at_moment, command, listing, losses, trained, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.multiprocess]
-
-
-def started(*words, **variables: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*words], env=environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
 
 
 def assert_ended(process: subprocess.Popen[str], config: Path, code: int = 75) -> str:
@@ -35,7 +29,7 @@ def assert_ended(process: subprocess.Popen[str], config: Path, code: int = 75) -
 )
 def test_signal_before_run_directory_exists(words, number, tmp_path):
     config = write_config(tmp_path)
-    process = started(*command(words[0], config, *words[1:]))
+    process = begin(command(words[0], config, *words[1:]))
     wait_for(lambda: catches(process.pid, signal.SIGTERM))
     process.send_signal(number)
     said = assert_ended(process, config)
@@ -46,7 +40,7 @@ def test_signal_before_run_directory_exists(words, number, tmp_path):
 @pytest.mark.parametrize(("times", "after"), [(2, 0.0), (1, 0.5), (2, 2.0)])
 def test_ctrl_c_during_process_startup(times, after, tmp_path):
     config = write_config(tmp_path)
-    process = started(*command("launch", config, "--on", "local:2x4"))
+    process = begin(command("launch", config, "--on", "local:2x4"))
     wait_for(lambda: len(processes_of(config)) > 1)
     time.sleep(after)
     for _ in range(times):
@@ -58,7 +52,7 @@ def test_ctrl_c_during_process_startup(times, after, tmp_path):
 
 def test_launcher_killed_during_process_startup(tmp_path):
     config = write_config(tmp_path)
-    process = started(*command("launch", config, "--on", "local:4x2"))
+    process = begin(command("launch", config, "--on", "local:4x2"))
     wait_for(lambda: len(processes_of(config)) > 3)
     process.kill()
     process.communicate(timeout=60)
@@ -74,22 +68,17 @@ def test_signal_during_rendezvous(rank, number, tmp_path):
         if rank:  # the test is in the place of rank 0
             other.bind(("127.0.0.1", port))
             other.listen()
-        process = started(
-            *command("train", config),
-            SPMDKIT_JOB_ADDRESSES=f"127.0.0.1:{port}",
-            SPMDKIT_NUM_PROCESSES="2",
-            SPMDKIT_PROCESS_ID=str(rank),
-            SPMDKIT_SIMULATE="4",
-        )
+        own = {"SPMDKIT_JOB_ADDRESSES": f"127.0.0.1:{port}", "SPMDKIT_NUM_PROCESSES": "2", "SPMDKIT_SIMULATE": "4"}
+        process = begin(command("train", config), {**own, "SPMDKIT_PROCESS_ID": str(rank)})
         if rank:
             other.accept()[0].close()
         else:
             wait_for(lambda: other.connect_ex(("127.0.0.1", port)) == 0)
-    begin = time.monotonic()
+    before = time.monotonic()
     process.send_signal(number)
     said = assert_ended(process, config)
     assert f"ended by {number.name}" in said
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - before < 20
     assert not (tmp_path / "run").exists()
 
 
@@ -101,7 +90,8 @@ def test_signal_during_restore(tmp_path):
     trained("train", config, "train.steps=8")
     (tmp_path / "run" / "report.html").unlink()
     before = listing(tmp_path / "run")
-    process = started(*at_moment(RESTORE, "1", "signal", "SIGTERM", "train", config), PYTHONPATH=str(TESTS))
+    words = at_moment(RESTORE, "1", "signal", "SIGTERM", "train", config)
+    process = begin(words, {"PYTHONPATH": str(TESTS)})
     said = assert_ended(process, config)
     assert "Stopped by SIGTERM after step 8 of 12, before any other was trained." in said
     after = listing(tmp_path / "run")

@@ -74,7 +74,6 @@ def test_warnings_are_one_line_inside_the_block():
     shown = "two\n  \x1b[2J", UncheckedStep, "/mine/net.py", 3
     with open_console():
         assert warnings.formatwarning(*shown) == "warning: two \\x1b[2J\n"
-        assert (
-            warnings.formatwarning("x", RuntimeWarning, *shown[2:]) == "warning: x (RuntimeWarning, /mine/net.py:3)\n"
-        )
+        plain = warnings.formatwarning("x", RuntimeWarning, *shown[2:])
+        assert plain == "warning: x (RuntimeWarning, /mine/net.py:3)\n"
     assert warnings.formatwarning(*shown).startswith("/mine/net.py:3: UncheckedStep: two\n")

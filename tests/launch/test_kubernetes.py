@@ -53,9 +53,7 @@ def test_launch_applies_the_manifest(small, kubectl, tmp_path, capsys):
 
 def test_rejects_an_existing_job(kubectl):
     kubectl("configmap/x-1 unchanged\njobset.jobset.x-k8s.io/x unchanged\n")
-    with pytest.raises(
-        UserError, match=r"Nothing was started: .*x unchanged. .* delete the old .*kubectl delete jobset x"
-    ):
+    with pytest.raises(UserError, match=r"Nothing was started: .*x unchanged. .* delete .*kubectl delete jobset x"):
         apply("", "jobset", "x")
     kubectl(err='The Job "x" is invalid: spec.template: Invalid value: field is immutable\n', code=1)
     with pytest.raises(UserError, match=r"exit code 1: The Job .*kubectl delete job x"):

@@ -14,9 +14,8 @@ from spmdkit.launch.manifest import RULES, job_name, make_label, parse_time_limi
 from spmdkit.mesh.errors import UserError
 from support.launch_cases import container, job_spec, written
 
-EVERYTHING = {
-    "kubernetes": {"memory": "64Gi", "secrets": ["hub"], "service_account": "train", "user": 1000, "group": 2000}
-}
+IDS = {"user": 1000, "group": 2000}
+EVERYTHING = {"kubernetes": {"memory": "64Gi", "secrets": ["hub"], "service_account": "train", **IDS}}
 VERSIONS = ("1.31", "1.37")
 """Of Kubernetes: with JobSet's conditions of a Job since the one, the newest with published schemas."""
 
@@ -62,10 +61,8 @@ def test_policies_after_the_end_of_a_pod(form, config):
     found = written(config(form), restarts=3)
     spec = job_spec(found)
     rules = spec["podFailurePolicy"]["rules"]
-    assert [(rule["action"], rule.get("onExitCodes", {}).get("values")) for rule in rules] == [
-        ("FailJob", [2, 3]),
-        ("Ignore", None),
-    ], "75 is counted: a full disk ends with it"
+    actions = [(rule["action"], rule.get("onExitCodes", {}).get("values")) for rule in rules]
+    assert actions == [("FailJob", [2, 3]), ("Ignore", None)], "75 is counted: a full disk ends with it"
     assert rules[1]["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
     assert spec["template"]["spec"]["terminationGracePeriodSeconds"] == 120 + 30
@@ -95,9 +92,8 @@ def test_limits_restarts_and_time_by_default(form, config):
     limit = found[-1]["spec"]["failurePolicy"]["maxRestarts"] if form == "jobset" else spec["backoffLimit"]
     assert limit == {"jobset": 6, "job": 6 * 4}[form]
     fewer = written(config(form, kubernetes={"restarts": 1}))
-    assert (fewer[-1]["spec"].get("failurePolicy", {}).get("maxRestarts"), job_spec(fewer)["backoffLimit"]) == (
-        (1, 0) if form == "jobset" else (None, 4)
-    )
+    limits = (fewer[-1]["spec"].get("failurePolicy", {}).get("maxRestarts"), job_spec(fewer)["backoffLimit"])
+    assert limits == ((1, 0) if form == "jobset" else (None, 4))
 
 
 @pytest.mark.parametrize("form", ["jobset", "job"])
@@ -107,10 +103,7 @@ def test_pods_have_minimal_rights(form, config):
     assert pod["automountServiceAccountToken"] is False
     assert "serviceAccountName" not in pod
     assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    assert container(found)["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-    }
+    assert container(found)["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
 def test_memory_secrets_account_and_ids(config):
@@ -119,10 +112,8 @@ def test_memory_secrets_account_and_ids(config):
     assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("train", False)
     assert pod["securityContext"]["runAsUser"] == 1000
     assert (pod["securityContext"]["runAsGroup"], pod["securityContext"]["fsGroup"]) == (2000, 2000)
-    assert only["resources"] == {
-        "requests": {"cpu": "16", "memory": "64Gi"},
-        "limits": {"nvidia.com/gpu": "8", "memory": "64Gi"},
-    }
+    assert only["resources"]["requests"] == {"cpu": "16", "memory": "64Gi"}
+    assert only["resources"]["limits"] == {"nvidia.com/gpu": "8", "memory": "64Gi"}
     assert only["envFrom"] == [{"secretRef": {"name": "hub"}}]
 
 
@@ -230,13 +221,7 @@ def test_time_limits(time, seconds):
 
 @pytest.mark.parametrize(
     ("text", "label"),
-    [
-        ("run", "run"),
-        ("My Run_2", "my-run-2"),
-        ("7b.fsdp", "run-7b-fsdp"),
-        ("--", "run"),
-        ("a" * 26, "a" * 26),
-    ],
+    [("run", "run"), ("My Run_2", "my-run-2"), ("7b.fsdp", "run-7b-fsdp"), ("--", "run"), ("a" * 26, "a" * 26)],
 )
 def test_make_label(text, label):
     assert make_label(text, 26) == label

@@ -51,15 +51,9 @@ def test_dry_run_prints_every_process(folder, capsys):
     assert lines[0::2] == ["# rank 0 on me@one", "# rank 1 on me@one", "# rank 2 on two"]
     words = shlex.split(lines[5])
     assert words[:2] == ["cd", "~/data"]
-    assert words[3:10] == [
-        "HF_TOKEN=$HF_TOKEN",
-        "NCCL_SOCKET_IFNAME=eth0",
-        "SPMDKIT_JOB_ADDRESSES=10.0.0.1:PORT",
-        "SPMDKIT_NUM_PROCESSES=3",
-        "SPMDKIT_PROCESS_ID=2",
-        "SPMDKIT_LOCAL_RANK=0",
-        "SPMDKIT_LOCAL_PROCESSES=1",
-    ]
+    job = ["SPMDKIT_JOB_ADDRESSES=10.0.0.1:PORT", "SPMDKIT_NUM_PROCESSES=3", "SPMDKIT_PROCESS_ID=2"]
+    own = ["SPMDKIT_LOCAL_RANK=0", "SPMDKIT_LOCAL_PROCESSES=1"]
+    assert words[3:10] == ["HF_TOKEN=$HF_TOKEN", "NCCL_SOCKET_IFNAME=eth0", *job, *own]
     assert words[11:] == ["~/venv/bin/python", "-P", "-m", "spmdkit", "train", "tiny.yaml", "train.steps=3"]
     assert lines[1].startswith(f"cd {folder} && ")
     assert not (folder / "run").exists()

@@ -68,13 +68,9 @@ OWN = textwrap.dedent(
     def make(ends_after): return Wilful(ends_after)
     """
 )
-SECTIONS = {
-    "run": {"simulate": 8, "log_every": 1},
-    "train": {"steps": STEPS, "global_batch": 16},
-    "eval": {"every": 150, "batches": 2},
-    "checkpoint": {"every": 0, "keep": 2},
-    "optimizer": {"learning_rate": 0.001},
-}
+SECTIONS = {"run": {"simulate": 8, "log_every": 1}, "train": {"steps": STEPS, "global_batch": 16}}
+SECTIONS |= {"eval": {"every": 150, "batches": 2}, "checkpoint": {"every": 0, "keep": 2}}
+SECTIONS["optimizer"] = {"learning_rate": 0.001}
 
 
 def heard(folder, rank):

@@ -1,12 +1,10 @@
 """Two real processes join by the variables of a launcher alone."""
 
-import subprocess
 import sys
 
 import pytest
 from spmdkit.launch.supervision.workers import free_port
-from support.processes import Ended, wait
-from support.runs import environment
+from support.processes import Ended, begin, wait
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
@@ -44,13 +42,5 @@ def join(variables: dict[str, str]) -> list[Ended]:
     processes = []
     for rank in range(2):
         own = {name: text.format(rank=rank, port=port) for name, text in variables.items()}
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-c", PROGRAM],
-                env=environment(JAX_PLATFORMS="cpu", **own),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+        processes.append(begin([sys.executable, "-c", PROGRAM], {"JAX_PLATFORMS": "cpu", **own}))
     return wait(processes)

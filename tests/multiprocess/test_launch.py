@@ -4,14 +4,7 @@ from pathlib import Path
 
 import pytest
 from spmdkit.launch.cli import main
-from support.runs import (
-    losses,
-    metrics,
-    state_arrays,
-    trained,
-    write_config,
-    write_language_config,
-)
+from support.runs import losses, metrics, state_arrays, trained, write_config, write_language_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 

@@ -5,8 +5,8 @@ import signal
 import subprocess
 
 import pytest
-from support.processes import start, wait, wait_for_step
-from support.runs import assert_same_arrays, command, environment, losses, state_arrays, trained, write_config
+from support.processes import begin, start, wait, wait_for_step
+from support.runs import assert_same_arrays, command, losses, state_arrays, trained, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 STEPS = 400
@@ -22,8 +22,7 @@ def undisturbed(tmp_path_factory):
 
 
 def started(config) -> subprocess.Popen[str]:
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command("train", config), env=environment(), **output)
+    return begin(command("train", config), stderr=subprocess.STDOUT)
 
 
 def saved_step(folder) -> int:

@@ -4,24 +4,14 @@ import math
 import re
 
 import pytest
-from spmdkit.report.charts import (
-    MAX_POINTS,
-    Mark,
-    Reference,
-    Series,
-    collect_points,
-    make_chart,
-    run_look,
-    smooth,
-    thin,
-    ticks,
-)
+from spmdkit.report import charts
+from spmdkit.report.charts import Mark, Reference, Series, run_look, smooth, ticks
 from spmdkit.report.templates import ENVIRONMENT
 from spmdkit.training.quantities import loss_text
 
 
 def chart(*series, references=(), marks=()):
-    return make_chart("Loss", series, references, write=loss_text, marks=marks)
+    return charts.make_chart("Loss", series, references, write=loss_text, marks=marks)
 
 
 def corners(line):
@@ -125,8 +115,8 @@ def test_runs_have_distinct_looks():
 def test_thinning_keeps_ends_and_spikes():
     points = [(step, 2.0 + math.sin(step) / 10) for step in range(100_000)]
     points[54_321] = (54_321, 99.0)
-    kept = thin(points)
-    assert len(kept) <= MAX_POINTS
+    kept = charts.thin(points)
+    assert len(kept) <= charts.MAX_POINTS
     assert (kept[0], kept[-1]) == (points[0], points[-1])
     assert (54_321, 99.0) in kept
     assert kept == sorted(set(kept))
@@ -141,4 +131,4 @@ def test_smoothing_keeps_steps_and_straight_lines():
 
 def test_collects_only_finite_points():
     records = [{"step": 1, "loss": 2.0}, {"step": 2}, {"step": 3, "loss": None}, {"loss": 1.0}, {"step": 5, "loss": 3}]
-    assert collect_points(records, "loss") == [(1, 2.0), (5, 3)]
+    assert charts.collect_points(records, "loss") == [(1, 2.0), (5, 3)]

@@ -5,15 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
-from spmdkit.report.comparison import (
-    MISSING,
-    ROWS,
-    comparison_json,
-    config_differences,
-    short_names,
-    summarize,
-    write_comparison,
-)
+from spmdkit.report import comparison
+from spmdkit.report.comparison import MISSING, config_differences, summarize
 from spmdkit.report.run_record import read_run
 from spmdkit.runtime.goodput import Goodput
 from support.reports import METRICS, Page, make_record
@@ -28,7 +21,7 @@ RUNS = [
 @pytest.fixture
 def page(tmp_path):
     def write(*records):
-        write_comparison(tmp_path / "compare.html", records or RUNS)
+        comparison.write_comparison(tmp_path / "compare.html", records or RUNS)
         assert [file.name for file in tmp_path.iterdir()] == ["compare.html"]
         return (tmp_path / "compare.html").read_text(encoding="utf-8")
 
@@ -81,7 +74,7 @@ def test_figures_that_look_the_same_tie(page):
 
 def test_higher_speed_and_goodput_are_better():
     higher = {"tokens_per_second", "rows_per_second", "flops_per_second", "goodput"}
-    assert {name for name, row in ROWS.items() if row.best is max} == higher
+    assert {name for name, row in comparison.ROWS.items() if row.best is max} == higher
 
 
 def test_reports_different_lengths(page):
@@ -107,7 +100,7 @@ def test_shows_only_keys_that_differ(page):
     ],
 )
 def test_short_names_are_distinct(folders, names):
-    assert short_names([Path(folder) for folder in folders]) == names
+    assert comparison.short_names([Path(folder) for folder in folders]) == names
 
 
 def test_finds_config_differences():
@@ -134,7 +127,7 @@ def test_summarizes_several_runs(leave, tmp_path):
     text = summarize(records, tmp_path / "compare.html")
     assert "1 key of their configs differ: train.steps" in text
     assert f"{tmp_path / 'b'}: report.json is missing" in text
-    plain = json.loads(json.dumps(comparison_json(records, tmp_path / "compare.html")))
+    plain = json.loads(json.dumps(comparison.comparison_json(records, tmp_path / "compare.html")))
     assert plain["page"] == str(tmp_path / "compare.html")
     assert plain["config_differences"] == {"train.steps": [30, 20]}
     assert [(run["folder"], run["step"], run["eval_loss"]) for run in plain["runs"]] == [

@@ -64,12 +64,8 @@ def printed_by_chromium(folder, page):
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"]
     quiet = ["--disable-sync", "--disable-background-networking", "--disable-component-update"]
     own = f"--user-data-dir={folder / 'profile'}"
-    ended = subprocess.run(
-        [CHROMIUM, *options, *quiet, own, "--window-size=1400,2000", "--dump-dom", page.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    words = [CHROMIUM, *options, *quiet, own, "--window-size=1400,2000", "--dump-dom", page.as_uri()]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert "id=" in ended.stdout, ended.stderr[-2000:]
     return ended.stdout
 

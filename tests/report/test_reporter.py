@@ -16,16 +16,9 @@ from support.reports import make_facts
 @pytest.mark.parametrize(("microbatches", "drawn"), [(8, True), (2000, False)])
 def test_draws_schedule_of_moderate_size(microbatches, drawn):
     mesh = DeviceMesh.simulated(2, data=2)
-    explanation = Explanation(
-        mesh="",
-        axes={"data": 2},
-        table=resolve({}, mesh),
-        bytes_per_device={"batch": 1},
-        compiled={"total": 2},
-        predicted=(),
-        found=(),
-        schedule=make_schedule("1f1b", 2, microbatches),
-    )
+    sizes = {"bytes_per_device": {"batch": 1}, "compiled": {"total": 2}, "predicted": (), "found": ()}
+    schedule = make_schedule("1f1b", 2, microbatches)
+    explanation = Explanation(mesh="", axes={"data": 2}, table=resolve({}, mesh), schedule=schedule, **sizes)
     costs = step_costs(explanation)
     assert (costs.schedule is not None) == drawn
     assert costs.schedule_text.startswith(f"Pipeline schedule 1f1b, {microbatches:,} microbatches")

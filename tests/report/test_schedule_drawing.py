@@ -58,18 +58,9 @@ def test_terminal_gets_colors():
 
 def test_prints_json(capsys):
     figures = json.loads(printed(capsys, "1f1b", *SIZES, "--json"))
-    assert figures == {
-        "name": "1f1b",
-        "stages": 4,
-        "microbatches": 8,
-        "virtual": 1,
-        "ticks": 33,
-        "time": 33,
-        "ideal_time": 33,
-        "bubble": pytest.approx(9 / 33),
-        "peak_activations": [4, 3, 2, 1],
-        "peak_inputs": [0, 0, 0, 0],
-    }
+    expected = {"name": "1f1b", "stages": 4, "microbatches": 8, "virtual": 1, "ticks": 33, "time": 33}
+    expected |= {"ideal_time": 33, "bubble": pytest.approx(9 / 33)}
+    assert figures == {**expected, "peak_activations": [4, 3, 2, 1], "peak_inputs": [0, 0, 0, 0]}
 
 
 def test_costs_include_waiting_for_the_slowest_action(capsys):

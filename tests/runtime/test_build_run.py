@@ -16,12 +16,8 @@ def test_nothing_is_computed(tmp_path):
     before = len(jax.live_arrays())
     built = build(load_config(write_config(tmp_path)))
     assert len(jax.live_arrays()) == before
-    assert {name: leaf.shape for name, leaf in built.batch.items()} == {
-        "inputs": (16, 64),
-        "targets": (16,),
-        "weights": (16,),
-        "example": (16,),
-    }
+    vectors = dict.fromkeys(("targets", "weights", "example"), (16,))
+    assert {name: leaf.shape for name, leaf in built.batch.items()} == {"inputs": (16, 64), **vectors}
     assert built.layouts.mesh.axis_size("fsdp") == 4
     state = built.step.abstract_state()
     kernel = state.params["layers"][0]["kernel"]

@@ -7,6 +7,7 @@ from math import prod
 
 import jax
 import pytest
+from spmdkit.configs.schema import RunConfig
 from spmdkit.mesh.compat import keep_programs
 from spmdkit.mesh.errors import UserError
 from spmdkit.models import TransformerConfig, transformer
@@ -16,17 +17,10 @@ from spmdkit.runtime.compilation import (
     DOUBLE_BUFFERING,
     LATENCY_HIDING,
     MEMORY_LIMIT,
-    NOT_SHARED,
     OVERLAP_LIMIT,
-    AgreedPrograms,
-    CacheDirectory,
-    ProgramLost,
-    XlaOptions,
     cache_directory,
     default_options,
     open_cache,
-    processor_hash,
-    users_caches,
     xla_options,
 )
 from support.runs import losses, trained, write_config
@@ -46,13 +40,14 @@ def unconfigured(monkeypatch):
 def test_directory_per_jax_version_and_processor(unconfigured, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     name = f"jax-{jax.__version__}"
-    assert cache_directory("", on_cpu=True).path == f"{tmp_path}/spmdkit/programs/{name}-cpu-{processor_hash()}"
-    assert cache_directory("", on_cpu=False).path == f"{tmp_path}/spmdkit/programs/{name}"
+    common = f"{tmp_path}/spmdkit/programs/{name}"
+    assert cache_directory("", on_cpu=True).path == f"{common}-cpu-{compilation.processor_hash()}"
+    assert cache_directory("", on_cpu=False).path == common
     assert cache_directory("/some/where", on_cpu=False).path == f"/some/where/{name}"
     assert str(cache_directory("none", on_cpu=True)) == "not kept (run.cache: none)"
     monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert str(users_caches()) == "/home/somebody/.cache"
+    assert str(compilation.users_caches()) == "/home/somebody/.cache"
 
 
 def test_keeps_directory_of_the_environment(monkeypatch):
@@ -71,18 +66,18 @@ def test_stores_small_programs_outside_the_directory_of_the_environment(
     before = getattr(jax.config, name)
     jax.config.update(name, 1.0)
     try:
-        open_cache(cache and str(tmp_path / cache), 8, 1.0, print)
+        open_cache(RunConfig(cache=cache and str(tmp_path / cache), simulate=8), 1.0)
         assert getattr(jax.config, name) == seconds
     finally:
         jax.config.update(name, before)
 
 
 @pytest.mark.parametrize("kind", ["file", "none"])
-def test_unusable_directory_only_warns(kind, unconfigured, tmp_path):
+def test_unusable_directory_only_warns(kind, unconfigured, tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    lines = []
     given = str(tmp_path / "file") if kind == "file" else "none"
-    directory = open_cache(given, 8, 1.0, lines.append)
+    directory = open_cache(RunConfig(cache=given, simulate=8), 1.0)
+    lines = capsys.readouterr().err.splitlines()
     assert jax.config.jax_compilation_cache_dir is None
     if kind == "none":
         assert not lines
@@ -97,8 +92,8 @@ def test_unusable_directory_only_warns(kind, unconfigured, tmp_path):
 def test_second_run_of_a_process_ignores_directory_of_the_first(unconfigured, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     for first in (str(tmp_path / "first"), "none"):
-        open_cache(first, 8, 1.0, print)
-        path = open_cache("", 8, 1.0, print).path
+        open_cache(RunConfig(cache=first, simulate=8), 1.0)
+        path = open_cache(RunConfig(cache="", simulate=8), 1.0).path
         assert path.startswith(f"{tmp_path}/caches/spmdkit/programs/")
         assert jax.config.jax_compilation_cache_dir == path
 
@@ -115,7 +110,7 @@ def test_jax_platforms_selects_cpu_on_a_host_with_gpus(monkeypatch):
 
 
 def test_agreed_programs_reads_agreed_keys_only(tmp_path):
-    cache = AgreedPrograms(tmp_path, frozenset({"a", "b", "c"}))
+    cache = compilation.AgreedPrograms(tmp_path, frozenset({"a", "b", "c"}))
     for key in ("a", "b", "other"):
         cache.put(key, zlib.compress(key.encode()))
     assert zlib.decompress(cache.get("a")) == b"a"
@@ -123,7 +118,7 @@ def test_agreed_programs_reads_agreed_keys_only(tmp_path):
     corrupt = tmp_path / "b-cache"
     corrupt.write_bytes(corrupt.read_bytes()[:-2])
     for key in ("b", "c"):
-        with pytest.raises(ProgramLost, match=f"{key}-cache was there when this run started"):
+        with pytest.raises(compilation.ProgramLost, match=f"{key}-cache was there when this run started"):
             cache.get(key)
     assert not corrupt.exists(), "the next start compiles"
 
@@ -160,10 +155,10 @@ CASES = {  # directories, problems and keys of both processes: problem and agree
     "keys that both see": (("one", "one"), ("", ""), ("ab", "bc"), ["", ["b"]]),
     "key missing on process 0": (("one", "one"), ("", ""), ("b", "abc"), ["", ["b"]]),
     "empty directory": (("one", "one"), ("", ""), ("", ""), ["", []]),
-    "no program of process 0": (("one", "two"), ("", ""), ("a", "b"), [NOT_SHARED, None]),
-    "directory and bucket": (("one", "gs://x"), ("", ""), ("a", ""), [NOT_SHARED, None]),
+    "no program of process 0": (("one", "two"), ("", ""), ("a", "b"), [compilation.NOT_SHARED, None]),
+    "directory and bucket": (("one", "gs://x"), ("", ""), ("a", ""), [compilation.NOT_SHARED, None]),
     "same bucket": (("gs://x", "gs://x"), ("", ""), ("", ""), ["", None]),
-    "two buckets": (("gs://x", "gs://y"), ("", ""), ("", ""), [NOT_SHARED, None]),
+    "two buckets": (("gs://x", "gs://y"), ("", ""), ("", ""), [compilation.NOT_SHARED, None]),
     "same problem": (("one", "one"), ("full", "full"), ("a", "a"), ["full", None]),
 }
 
@@ -184,7 +179,7 @@ def agree(monkeypatch, rank, paths, problems, keys, answers=None):
     monkeypatch.setattr(compilation, "_keys", lambda directory: list(keys[rank]))
     monkeypatch.setattr(compilation, "broadcast_text", lambda name, text, *, seconds: json.dumps(listed))
     monkeypatch.setattr(compilation, "exchange", exchange)
-    return compilation._agree(CacheDirectory(paths[rank], ""), problems[rank], 1.0)
+    return compilation._agree(compilation.CacheDirectory(paths[rank], ""), problems[rank], 1.0)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -210,7 +205,7 @@ def laid_out(strategy, platform="cuda"):
 
 def test_cpu_has_no_default_options():
     found = xla_options("default", laid_out({"data": 2}, "cpu"), flags="")
-    assert found == XlaOptions({}, {})
+    assert found == compilation.XlaOptions({}, {})
     assert str(found) == "no options of XLA"
 
 

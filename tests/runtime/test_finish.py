@@ -5,13 +5,7 @@ from spmdkit.configs import load_config
 from spmdkit.data import bigram_loss
 from spmdkit.launch.cli import main
 from spmdkit.runtime.build_run import build
-from spmdkit.runtime.finish import (
-    baselines,
-    describe_losses,
-    explain_missing_sample,
-    sample_text,
-    writes_text,
-)
+from spmdkit.runtime.finish import baselines, describe_losses, explain_missing_sample, sample_text, writes_text
 from support.runs import metrics, write_config, write_language_config
 
 SHORT = {"train": {"steps": 2, "global_batch": 16}, "checkpoint": {"every": 0}}

@@ -164,10 +164,7 @@ def test_warns_if_model_rejects_sample_rows(config):
 def test_warns_if_model_is_too_large_to_check(config, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(model_check, "MAX_BYTES", 2559)
-        with pytest.warns(
-            UserWarning,
-            match=r"are 2.5 KiB, more than 2.5 KiB.*`spmdkit verify` compares",
-        ):
+        with pytest.warns(UserWarning, match=r"are 2.5 KiB, more than 2.5 KiB.*`spmdkit verify` compares"):
             build(config("model.kind=coupled"))
     monkeypatch.setattr(probe, "MAX_TEMPORARY_BYTES", 0)
     with pytest.warns(UserWarning, match=r"contract is not checked: 4 rows on one device need 0.0 GiB"):

@@ -13,17 +13,7 @@ from pathlib import Path
 
 import pytest
 from spmdkit.runtime import ownership
-from spmdkit.runtime.ownership import (
-    NAME,
-    DirectoryInUse,
-    Owner,
-    Ownership,
-    OwnershipLost,
-    read_owner,
-    refuse_if_in_use,
-    start_of,
-    this_process,
-)
+from spmdkit.runtime.ownership import NAME, DirectoryInUse, Ownership, OwnershipLost, refuse_if_in_use
 from support.interleaving import Killed, interleave, pass_turn
 from support.runs import command, environment, trained, write_config
 
@@ -42,14 +32,14 @@ def given(folder, **changes):
 
 
 def of_this_machine(**changes):
-    return {**this_process()._asdict(), "token": "t", **changes}
+    return {**ownership.this_process()._asdict(), "token": "t", **changes}
 
 
 def taken(folder) -> bool:
     said = []
     with Ownership(folder, said.append) as own:
         own.take()
-        mine = read_owner(folder)
+        mine = ownership.read_owner(folder)
         own.check()
     assert mine is not None
     assert mine.pid == os.getpid()
@@ -70,14 +60,11 @@ def test_a_free_directory_is_taken_touched_and_released(tmp_path):
 def test_a_process_of_this_machine_that_is_there_keeps_it(tmp_path):
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        given(tmp_path, **of_this_machine(pid=sleeper.pid, started=start_of(sleeper.pid), since="noon"))
+        given(tmp_path, **of_this_machine(pid=sleeper.pid, started=ownership.start_of(sleeper.pid), since="noon"))
         before = time.monotonic()
         with pytest.raises(DirectoryInUse, match=rf"in use by another job: process {sleeper.pid} on .*, since noon"):
             refuse_if_in_use(tmp_path)
-        with (
-            pytest.raises(DirectoryInUse, match="would overwrite each other's checkpoints"),
-            Ownership(tmp_path) as own,
-        ):
+        with pytest.raises(DirectoryInUse, match="overwrite each other's checkpoints"), Ownership(tmp_path) as own:
             own.take()
         assert time.monotonic() - before < 0.5, "nobody waits for what is known"
     finally:
@@ -137,9 +124,8 @@ def test_whoever_stood_still_finds_out_before_it_writes(tmp_path):
     with Ownership(tmp_path) as own:
         own.take()
         given(tmp_path)
-        with pytest.raises(
-            OwnershipLost, match=r"now belongs to process 7 on other.*continues the run\..* ends without writing"
-        ) as raised:
+        gone = r"now belongs to process 7 on other.*continues the run\..* ends without writing"
+        with pytest.raises(OwnershipLost, match=gone) as raised:
             own.check()
         assert raised.value.exit_code == 75
     assert json.loads((tmp_path / NAME).read_text()) == ELSEWHERE, "it is not removed: it is another's"
@@ -149,9 +135,8 @@ def test_whose_folder_was_emptied_is_told_so(tmp_path):
     with Ownership(tmp_path) as own:
         own.take()
         (tmp_path / NAME).unlink()
-        with pytest.raises(
-            OwnershipLost, match=r"was emptied or replaced .*\. Start the same command again: .*ends without writing"
-        ):
+        emptied = r"was emptied or replaced .*\. Start the same command again: .*ends without writing"
+        with pytest.raises(OwnershipLost, match=emptied):
             own.check()
 
 
@@ -231,14 +216,11 @@ class Contest:
         self.holders: set[int] = set()
         self.most = 0
         self._this = threading.local()
-        monkeypatch.setattr(
-            ownership,
-            "this_process",
-            lambda: Owner("here", "here", self._this.pid, "1", "now", f"{folder.name} {self._this.pid}"),
-        )
+        token = lambda: f"{folder.name} {self._this.pid}"  # noqa: E731
+        this = lambda: ownership.Owner("here", "here", self._this.pid, "1", "now", token())  # noqa: E731
+        monkeypatch.setattr(ownership, "this_process", this)
         monkeypatch.setattr(ownership, "this_place", lambda: "here")
         monkeypatch.setattr(ownership, "start_of", lambda pid: "1" if pid in self.alive else "")
-
         monkeypatch.setattr(ownership.fcntl, "flock", flock_in_turns)
 
     def process(self, pid: int) -> Callable[[], None]:

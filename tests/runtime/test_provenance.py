@@ -25,12 +25,8 @@ def config(tmp_path, monkeypatch) -> Path:
         (tmp_path / f"{name}.py").write_text(text)
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    return write_config(
-        tmp_path,
-        model={"name": "model_of_mine:make"},
-        optimizer={"name": "optimizer_of_mine:make", "learning_rate": 0.01},
-        strategy={"data": 8},
-    )
+    optimizer = {"name": "optimizer_of_mine:make", "learning_rate": 0.01}
+    return write_config(tmp_path, model={"name": "model_of_mine:make"}, optimizer=optimizer, strategy={"data": 8})
 
 
 def remarks_on(config: Path, before, *overrides: str) -> list[str]:
@@ -108,9 +104,7 @@ def test_optimizer_of_a_group_counts(config):
 def test_warns_of_missing_fingerprint_and_provenance(tmp_path):
     now = provenance_of_config(write_config(tmp_path))
     (line,) = remarks(None, now._replace(fingerprint=""), "mine:splits", goes_on=False)
-    assert line.startswith(
-        "warning: data.source=mine:splits does not give a fingerprint: if its data changes, a resumed run"
-    )
+    assert line.startswith("warning: data.source=mine:splits does not give a fingerprint: if its data changes, a ")
     (line,) = remarks(None, now, "synthetic", goes_on=True)
     assert line.startswith("provenance.json is missing")
 

@@ -39,14 +39,8 @@ def test_a_step_is_a_line_and_all_are_told(tmp_path):
         recording(progress(3, eval_loss=1.5))
     (line,) = list(read_metrics(tmp_path / "metrics.jsonl"))
     rate = line.pop("learning_rate")
-    assert line == {
-        "step": 3,
-        "loss": 2.5,
-        "grad_norm": 0.5,
-        "tokens_per_second": 64.0,
-        "seconds": 0.25,
-        "eval_loss": 1.5,
-    }
+    losses = {"loss": 2.5, "grad_norm": 0.5, "eval_loss": 1.5}
+    assert line == {"step": 3, "tokens_per_second": 64.0, "seconds": 0.25, **losses}
     cosine = 0.5 * (1 + np.cos(np.pi * 2 / 12))  # step 3 is updated with the rate of index 2
     assert rate == pytest.approx(0.5 * config.optimizer.learning_rate * cosine, rel=1e-6)
     assert shown == called == [{**line, "learning_rate": rate}]

@@ -107,12 +107,8 @@ def test_blocks_stored_in_the_order_of_stages_go_on(schedule, model, sample, tmp
     strategy = {"pipe": {"size": 2, "schedule": schedule, "microbatches": 2}, "data": 4}
     train_options = {"steps": 4, "global_batch": 16}
     sections = {"model": model, "strategy": strategy, "train": train_options, "sample": sample}
-    often = {
-        "eval": {"every": 2, "batches": 1},
-        "checkpoint": {"every": 2, "keep": 2},
-        "optimizer": {"learning_rate": 0.1},
-    }
-    config = write_language_config(tmp_path, **sections, **often)
+    often = {"eval": {"every": 2, "batches": 1}, "checkpoint": {"every": 2, "keep": 2}}
+    config = write_language_config(tmp_path, optimizer={"learning_rate": 0.1}, **sections, **often)
     (tmp_path / "own.py").write_text(OWN_MODEL)
     train(config)
     written = capsys.readouterr().out.partition("A sample of what it writes:")[2].partition("Wrote")[0]

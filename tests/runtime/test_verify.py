@@ -34,6 +34,9 @@ def make(features=0, hidden=12):
     return Model(init=init, loss=loss)
 """
 
+DEVICES = [f"cpu:{number}" for number in range(8)]
+CLIPPED = {"train.clip_norm": {"from": 1.0, "to": 0.001}}
+
 
 def verify(path, *options, capsys):
     """Exit code and JSON of a verification in this process."""
@@ -52,11 +55,8 @@ def test_equal(tmp_path, capsys):
     assert "a checkpoint in files restored onto fsdp 8 and back" in result["proved"]
     assert "the config's own sizes" in result["not_looked_at"]
     assert "checkpoint files" not in result["not_looked_at"]
-    assert result["reduced"] == {
-        "train.global_batch": {"from": 16, "to": 8},
-        "train.clip_norm": {"from": 1.0, "to": 0.001},
-        "model.widths": {"from": [32], "to": [16]},
-    }
+    sizes = {"train.global_batch": {"from": 16, "to": 8}, "model.widths": {"from": [32], "to": [16]}}
+    assert result["reduced"] == {**sizes, **CLIPPED}
     assert not (tmp_path / "run").exists()
 
 
@@ -86,8 +86,7 @@ def test_a_planted_mistake_is_exit_code_1(tmp_path, capsys, monkeypatch):
         return summed, scalars
 
     monkeypatch.setattr(data_strategy, "reduce_gradients", wrong)
-    path = str(write_config(tmp_path))
-    assert main(["verify", path]) == 1
+    assert main(["verify", str(write_config(tmp_path))]) == 1
     text = " ".join(capsys.readouterr().out.split())
     assert "DIFFERENT from one device, first in: gradients of layers/1/bias" in text
     assert "8 times the reference in every element." in text
@@ -147,20 +146,13 @@ def test_what_cannot_work_is_exit_code_2(given, tmp_path, capsys):
 @pytest.mark.slow
 def test_own_model_on_some_of_the_devices(tmp_path, capsys):
     (tmp_path / "verified_model.py").write_text(OWN_MODEL)
-    path = write_config(
-        tmp_path,
-        run={"simulate": 4},
-        model={"name": "verified_model:make"},
-        strategy={"data": -1, "fsdp": {"size": 2, "floor_bytes": 256}},
-        train={"steps": 5, "global_batch": 32, "accumulate": 2},
-    )
+    sizes = {"train": {"steps": 5, "global_batch": 32, "accumulate": 2}, "run": {"simulate": 4}}
+    strategy = {"data": -1, "fsdp": {"size": 2, "floor_bytes": 256}}
+    path = write_config(tmp_path, model={"name": "verified_model:make"}, strategy=strategy, **sizes)
     code, result = verify(path, capsys=capsys)
     assert code == 0, result
     assert (result["mesh"]["data"], result["mesh"]["fsdp"]) == (2, 2)
-    assert result["reduced"] == {
-        "train.global_batch": {"from": 32, "to": 8},
-        "train.clip_norm": {"from": 1.0, "to": 0.001},
-    }
+    assert result["reduced"] == {"train.global_batch": {"from": 32, "to": 8}, **CLIPPED}
 
 
 @pytest.mark.slow
@@ -188,23 +180,12 @@ def test_a_large_transformer_becomes_small(tmp_path):
     model = {"name": "transformer", "layers": 32, "width": 1024, "heads": 32, "kv_heads": 8, "tied": True}
     strategy = {"fsdp": {"size": 4}, "data": 2}
     config = load_config(write_language_config(tmp_path, model=model, strategy=strategy))
-    reduced = reduce_config(config, FLOAT64, [f"cpu:{number}" for number in range(8)])
+    reduced = reduce_config(config, FLOAT64, DEVICES)
     assert reduced.config.strategy["fsdp"].floor_bytes < 16384
     small = {key: after for key, (_, after) in reduced.changes.items()}
     assert (small["model.layers"], small["model.heads"], small["model.kv_heads"]) == (2, 8, 2)
     assert (small["model.width"], small["model.mlp_width"], small["data.length"]) == (32, 16, 8)
     assert reduced.config.model["tied"]
-
-
-def reduced_sizes(folder, name, **model):
-    """The sizes that a large transformer gets under an optimizer."""
-    (folder / "own_optimizer.py").write_text("import optax\ndef make(learning_rate):\n    return optax.sgd(1e-3)\n")
-    model = {"name": "transformer", "layers": 2, "width": 512, "heads": 8, "mlp_width": 2048, **model}
-    optimizer = {"name": name, "learning_rate": 0.01}
-    strategy = {"fsdp": {"size": 4}, "data": 2}
-    config = load_config(write_language_config(folder, model=model, strategy=strategy, optimizer=optimizer))
-    small = reduce_config(config, FLOAT64, [f"cpu:{number}" for number in range(8)]).config.model
-    return small["width"], small["mlp_width"]
 
 
 @pytest.mark.slow
@@ -220,7 +201,12 @@ def reduced_sizes(folder, name, **model):
 )
 def test_sizes_at_which_the_optimizer_does_the_same(name, options, sizes, tmp_path):
     """Adafactor factors dims of 128 or more; a user's optimizer may do so."""
-    assert reduced_sizes(tmp_path, name, **options) == sizes
+    (tmp_path / "own_optimizer.py").write_text("import optax\ndef make(learning_rate):\n    return optax.sgd(1e-3)\n")
+    model = {"name": "transformer", "layers": 2, "width": 512, "heads": 8, "mlp_width": 2048, **options}
+    more = {"strategy": {"fsdp": {"size": 4}, "data": 2}, "optimizer": {"name": name, "learning_rate": 0.01}}
+    config = load_config(write_language_config(tmp_path, model=model, **more))
+    small = reduce_config(config, FLOAT64, DEVICES).config.model
+    assert (small["width"], small["mlp_width"]) == sizes
 
 
 @pytest.mark.long
@@ -244,7 +230,7 @@ def test_token_ids_are_folded_into_a_smaller_vocabulary(tmp_path):
     data = {"source": "tokens", "files": [str(tmp_path / "ids.npy")], "length": 64, "vocabulary": 2000}
     model = {"name": "transformer", "layers": 2, "width": 16, "heads": 2}
     config = load_config(write_config(tmp_path, model=model, data=data))
-    reduced = reduce_config(config, FLOAT64, [f"cpu:{number}" for number in range(8)])
+    reduced = reduce_config(config, FLOAT64, DEVICES)
     vocabulary = reduced.config.model["vocabulary"]
     assert reduced.changes["model.vocabulary"] == (2000, vocabulary)
     assert vocabulary < 300
@@ -268,9 +254,7 @@ def test_weights_are_ragged_and_no_row_is_without(tmp_path):
 )
 def test_devices_are_those_that_the_strategy_needs(strategy, simulate, count, tmp_path):
     config = load_config(write_config(tmp_path, strategy=strategy, run={"simulate": simulate}))
-    assert simulate_devices(axis_sizes(config.strategy), config.run.simulate or 8) == [
-        f"cpu:{number}" for number in range(count)
-    ]
+    assert simulate_devices(axis_sizes(config.strategy), config.run.simulate or 8) == DEVICES[:count]
     assert simulate_devices({}, 8) == ["cpu:0"]
 
 

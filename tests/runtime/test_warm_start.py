@@ -6,6 +6,7 @@ Parameters are compared as TensorStore's own reader gives them, through `spmdkit
 import json
 import re
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -43,14 +44,8 @@ def assert_equal(found, expected):
 def old(tmp_path_factory):
     """A language model of 5 blocks, trained by 2 stages: blocks lie in another order than the model's."""
     strategy = {"pipe": {"size": 2, "schedule": "interleaved_1f1b", "microbatches": 2}, "data": 4}
-    folder = tmp_path_factory.mktemp("old")
-    config = write_language_config(
-        folder,
-        model=MODEL,
-        strategy=strategy,
-        train={"steps": 3, "global_batch": 16},
-        eval={"every": 0, "batches": 1},
-    )
+    short = {"train": {"steps": 3, "global_batch": 16}, "eval": {"every": 0, "batches": 1}}
+    config = write_language_config(tmp_path_factory.mktemp("old"), model=MODEL, strategy=strategy, **short)
     assert train(config) == 0
     return config
 
@@ -135,13 +130,10 @@ def change_a_number(checkpoint):
     store[2, 1, 3].write(7.0).result()
 
 
-@pytest.mark.parametrize(
-    ("harm", "text"),
-    [
-        (change_a_number, "contains other bytes than were saved"),
-        (lambda checkpoint: damage(checkpoint, "flip"), "is damaged: "),
-    ],
-)
+HARMS = [(change_a_number, "contains other bytes than were saved"), (partial(damage, how="flip"), "is damaged: ")]
+
+
+@pytest.mark.parametrize(("harm", "text"), HARMS)
 def test_damage_is_found_before_anything_is_trained(harm, text, old, tmp_path, capsys):
     damaged = tmp_path / "damaged"
     shutil.copytree(old.parent / "run", damaged)

@@ -19,6 +19,12 @@ class Ended(NamedTuple):
     stderr: str
 
 
+def begin(words: Sequence[str], variables: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
+    """Starts a program in the environment of a new process; by default, its errors are apart from its output."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(words, env=environment(**(variables or {})), **{**pipes, **options})
+
+
 def start(config: Path, overrides: Sequence[Sequence[str]], **options: Any) -> list[subprocess.Popen[str]]:
     """Starts a process for each entry of `overrides`, which trains with those key=value arguments; see `start_each`."""
     return start_each([("train", config, *own) for own in overrides], **options)
@@ -34,23 +40,13 @@ def start_each(
 ) -> list[subprocess.Popen[str]]:
     """Starts a process of one run for each command, each in its folder; `own` has the variables of single ranks."""
     address = f"127.0.0.1:{free_port()}"
+    common = {"SPMDKIT_JOB_ADDRESSES": address, "SPMDKIT_NUM_PROCESSES": str(len(commands))}
+    common |= {"SPMDKIT_SIMULATE": str(devices), **(variables or {})}
     return [
-        subprocess.Popen(
+        begin(
             command(*words),
-            env=environment(
-                **{
-                    "SPMDKIT_JOB_ADDRESSES": address,
-                    "SPMDKIT_NUM_PROCESSES": str(len(commands)),
-                    "SPMDKIT_PROCESS_ID": str(rank),
-                    "SPMDKIT_SIMULATE": str(devices),
-                    **(variables or {}),
-                    **(own or {}).get(rank, {}),
-                }
-            ),
+            {"SPMDKIT_PROCESS_ID": str(rank), **common, **(own or {}).get(rank, {})},
             cwd=folders[rank] if folders else None,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
         )
         for rank, words in enumerate(commands)
     ]

@@ -8,15 +8,8 @@ from rich.console import Console
 from spmdkit.training import display as display_module
 from spmdkit.training.display import Display
 
-RECORD = {
-    "step": 40,
-    "loss": 2.34567,
-    "grad_norm": 0.8123,
-    "tokens_per_second": 12345.6,
-    "flops_per_second": 3.21e9,
-    "seconds": 0.5,
-    "learning_rate": 1e-3,
-}
+SPEED = {"tokens_per_second": 12345.6, "flops_per_second": 3.21e9, "seconds": 0.5}
+RECORD = {"step": 40, "loss": 2.34567, "grad_norm": 0.8123, "learning_rate": 1e-3, **SPEED}
 
 
 @pytest.fixture
@@ -25,9 +18,8 @@ def make_console():
 
     def make(terminal: bool, width: int = 200):
         file = io.StringIO()
-        console = Console(
-            file=file, force_terminal=terminal, width=width, color_system=None, _environ={"TERM": "xterm"}
-        )
+        options = {"force_terminal": terminal, "width": width, "color_system": None, "_environ": {"TERM": "xterm"}}
+        console = Console(file=file, **options)
         return console, lambda: re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", file.getvalue())
 
     return make

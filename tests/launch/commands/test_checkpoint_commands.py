@@ -66,9 +66,8 @@ def test_exports_a_step(untrained, tmp_path, capsys):
     assert main(["export", *words]) == 0
     assert capsys.readouterr().out == f"Wrote {tmp_path / 'model'}: 4 arrays, 9.4 KiB.\n"
     run = spmdkit.load_run(untrained.parent / "run", step=4, mesh={})
-    np.testing.assert_array_equal(
-        np.load(tmp_path / "model" / "layers/0/kernel.npy"), run.params["layers"][0]["kernel"]
-    )
+    kernel = np.load(tmp_path / "model" / "layers/0/kernel.npy")
+    np.testing.assert_array_equal(kernel, run.params["layers"][0]["kernel"])
 
 
 def test_accepts_overrides_only_with_a_config(untrained, tmp_path, capsys):

@@ -28,14 +28,8 @@ def completed(script, folder, *words):
     (folder / "completion.sh").write_text(script, encoding="utf-8")
     line = " ".join(f"'{word}'" for word in words)
     ask = f"COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _shtab_spmdkit; echo ${{COMPREPLY[@]}}"
-    ended = subprocess.run(
-        ["bash", "-c", f"shopt -s extglob; source completion.sh; {ask}"],
-        cwd=folder,
-        env={"PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-    )
-    return ended.stdout.split()
+    words, env = ["bash", "-c", f"shopt -s extglob; source completion.sh; {ask}"], {"PATH": os.environ["PATH"]}
+    return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True).stdout.split()
 
 
 def test_bash_completes_commands_options_and_files(scripts, tmp_path):

@@ -4,18 +4,6 @@ import os
 
 import pytest
 from spmdkit.launch.doctor import host_checks
-from spmdkit.launch.doctor.host_checks import (
-    check_cores,
-    check_devices,
-    check_gpus,
-    check_host_name,
-    check_memory,
-    check_open_files,
-    check_shared_memory,
-    check_versions,
-    installed_versions,
-    open_devices,
-)
 from spmdkit.launch.doctor.job_checks import GIB
 from spmdkit.launch.startup.variables import Job
 
@@ -23,18 +11,18 @@ from spmdkit.launch.startup.variables import Job
 @pytest.mark.parametrize(
     ("found", "level"),
     [
-        (check_cores(8, 2), "note"),
-        (check_cores(8, 8), "ok"),
-        (check_cores(2, 1.5), "note"),
-        (check_memory(8 * GIB), "ok"),
-        (check_memory(GIB // 2), "wrong"),
-        (check_memory(None), "ok"),
-        (check_open_files(65536), "ok"),
-        (check_open_files(-1), "ok"),
-        (check_open_files(256), "wrong"),
-        (check_host_name("n1", "10.0.0.1"), "ok"),
-        (check_host_name("n1", "127.0.1.1"), "ok"),
-        (check_host_name("n1", ""), "wrong"),
+        (host_checks.check_cores(8, 2), "note"),
+        (host_checks.check_cores(8, 8), "ok"),
+        (host_checks.check_cores(2, 1.5), "note"),
+        (host_checks.check_memory(8 * GIB), "ok"),
+        (host_checks.check_memory(GIB // 2), "wrong"),
+        (host_checks.check_memory(None), "ok"),
+        (host_checks.check_open_files(65536), "ok"),
+        (host_checks.check_open_files(-1), "ok"),
+        (host_checks.check_open_files(256), "wrong"),
+        (host_checks.check_host_name("n1", "10.0.0.1"), "ok"),
+        (host_checks.check_host_name("n1", "127.0.1.1"), "ok"),
+        (host_checks.check_host_name("n1", ""), "wrong"),
     ],
     ids=str,
 )
@@ -55,9 +43,9 @@ def test_cgroups_limit_cores_and_memory(tmp_path, monkeypatch):
 
 
 def test_rejects_small_shared_memory(tmp_path, monkeypatch):
-    assert check_shared_memory(tmp_path) == check_shared_memory(tmp_path / "missing") == []
+    assert host_checks.check_shared_memory(tmp_path) == host_checks.check_shared_memory(tmp_path / "missing") == []
     monkeypatch.setattr(host_checks, "MIN_SHARED_MEMORY", 2**62)
-    (found,) = check_shared_memory(tmp_path)
+    (found,) = host_checks.check_shared_memory(tmp_path)
     assert (found.level, found.fix) == ("wrong", "start the container with --shm-size=8g, or --ipc=host")
 
 
@@ -70,13 +58,13 @@ def environ(**variables: str) -> dict[str, str]:
 
 def test_does_not_open_simulated_devices(monkeypatch):
     monkeypatch.setattr(host_checks, "PROGRAM", "raise SystemExit('opened')")
-    assert [finding.level for finding in check_devices({}, 8, None, {})] == ["ok"]
+    assert [finding.level for finding in host_checks.check_devices({}, 8, None, {})] == ["ok"]
 
 
 @pytest.mark.slow
 def test_opens_devices_in_a_child(monkeypatch):
     monkeypatch.setattr(host_checks, "count_gpus", lambda: 0)
-    (found,) = check_devices(environ(JAX_NUM_CPU_DEVICES="3", SPMDKIT_NUM_PROCESSES="2"), 0, None, {})
+    (found,) = host_checks.check_devices(environ(JAX_NUM_CPU_DEVICES="3", SPMDKIT_NUM_PROCESSES="2"), 0, None, {})
     assert (found.level, found.found) == ("ok", "cpu: 3 x cpu")
 
 
@@ -90,7 +78,7 @@ def test_opens_devices_in_a_child(monkeypatch):
 )
 def test_reports_devices_that_do_not_open(program, found, monkeypatch):
     monkeypatch.setattr(host_checks, "PROGRAM", program)
-    opened = open_devices(environ(), seconds=60 if "sleep" not in program else 0.4)
+    opened = host_checks.open_devices(environ(), seconds=60 if "sleep" not in program else 0.4)
     assert opened.level == "wrong"
     assert found in opened.found
 
@@ -111,7 +99,7 @@ def test_reports_devices_that_do_not_open(program, found, monkeypatch):
 )
 def test_gpus(variables, of_host, on_cpu, processes, versions, level, found, fix):
     job = Job("Slurm", None, 16, 3, 1, processes) if processes else None
-    finding = check_gpus(variables, of_host, on_cpu, job, versions)
+    finding = host_checks.check_gpus(variables, of_host, on_cpu, job, versions)
     assert finding.level == level
     assert found in finding.found
     assert finding.fix.startswith(fix)
@@ -119,13 +107,13 @@ def test_gpus(variables, of_host, on_cpu, processes, versions, level, found, fix
 
 def test_lists_the_gpus_of_a_process():
     job = Job("Slurm", None, 4, 1, 1, 4, (2, 3))
-    assert check_gpus({}, 8, False, job, CUDA).found == "8 on this host, 8 visible; for this process: 2, 3"
+    assert host_checks.check_gpus({}, 8, False, job, CUDA).found == "8 on this host, 8 visible; for this process: 2, 3"
 
 
 def test_accepts_installed_versions():
-    found = installed_versions()
+    found = host_checks.installed_versions()
     assert {"spmdkit", "jax", "jaxlib"} <= set(found)
-    assert [finding.level for finding in check_versions(found)] == ["ok"]
+    assert [finding.level for finding in host_checks.check_versions(found)] == ["ok"]
 
 
 @pytest.mark.parametrize(
@@ -138,6 +126,6 @@ def test_accepts_installed_versions():
 )
 def test_rejects_mismatched_versions(changes, found, fix):
     versions = {"jax": "0.10.2", "jaxlib": "0.10.2", **changes}
-    wrong = [finding for finding in check_versions(versions) if finding.level == "wrong"]
+    wrong = [finding for finding in host_checks.check_versions(versions) if finding.level == "wrong"]
     assert [finding.found for finding in wrong] == found
     assert all(finding.fix.startswith(fix) for finding in wrong)

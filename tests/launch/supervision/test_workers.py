@@ -206,9 +206,7 @@ pytestmark = pytest.mark.multiprocess
 
 
 def test_guard_kills_every_group_when_its_pipe_closes():
-    sleepers = [
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], process_group=0) for _ in range(2)
-    ]
+    sleepers = [subprocess.Popen([sys.executable, "-c", SLEEP], process_group=0) for _ in range(2)]
     gone = subprocess.Popen([sys.executable, "-c", ""], process_group=0)
     gone.wait()
     groups = "".join(f"{process.pid}\n" for process in (sleepers[0], gone, sleepers[1]))

@@ -4,10 +4,8 @@ import pytest
 from spmdkit.runtime.guards.progress_notes import Note, verdict
 
 AHEAD, WAITS, EVALUATES = Note(7, "step", 40), Note(7, "data", 41), Note(6, "evaluation", 42)
-READS, MEASURES = (
-    Note(6, "evaluation", 9, 2, "take (mine.py)"),
-    Note(6, "evaluation", 9, 2, "measure (training/loop.py)"),
-)
+READS = Note(6, "evaluation", 9, 2, "take (mine.py)")
+MEASURES = Note(6, "evaluation", 9, 2, "measure (training/loop.py)")
 DRAINS = Note(8, "step", 9, 0, "_wait_for_oldest (training/steps/late_log.py)")
 PAST_IT = Note(8, "evaluation", 9, 2, "measure (parallel/step/train_step.py)")
 LATER = Note(6, "evaluation", 8, 4, "measure (training/loop.py)")
@@ -57,10 +55,7 @@ def test_who_holds_it_up(notes, silent, says):
         ),
         ([PAST_IT, DRAINS, DRAINS, DRAINS], "(timeouts.step): rank 0 at step 8, evaluation after 2 batches"),
         ([PAST_IT, DRAINS, DRAINS, DRAINS], "Ranks 1 to 3 wait at step 8, step"),
-        (
-            [PAST_IT, DRAINS._replace(at="write (mine.py)")],
-            "rank 1 at step 8, step, for 9 s, in write (mine.py).",
-        ),
+        ([PAST_IT, DRAINS._replace(at="write (mine.py)")], "rank 1 at step 8, step, for 9 s, in write (mine.py)."),
     ],
 )
 def test_in_one_phase_they_are_told_apart(notes, says):

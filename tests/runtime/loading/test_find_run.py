@@ -32,9 +32,7 @@ def test_the_config_that_trained_it(config, folder, tmp_path, monkeypatch):
 
 def test_a_config_that_was_not_trained(tmp_path):
     config = write_config(tmp_path)
-    with pytest.raises(
-        UserError, match=r"sets run\.dir=.*run, and that directory does not exist: it is not trained yet"
-    ):
+    with pytest.raises(UserError, match=r"sets run\.dir=.*run, and that directory does not exist: it is not trained"):
         find_run(config)
 
 

@@ -93,9 +93,7 @@ def test_the_data_need_not_be_there(staged):
 def test_changes_are_laid_over_the_config(folder):
     run = spmdkit.load_run(folder, changes=["train.global_batch=20", "strategy={fsdp: 8}"], mesh={"data": 4})
     assert (run.config.train.global_batch, run.batch_rows) == (20, 20)
-    with pytest.raises(
-        ConfigError, match=r"train\.gobal_batch is not a valid key\. Did you mean train\.global_batch\?"
-    ):
+    with pytest.raises(ConfigError, match=r"train\.gobal_batch is not a valid key\. Did you mean train\.global_batch"):
         spmdkit.load_run(folder, changes=["train.gobal_batch=20"])
     with pytest.raises(CheckpointError, match=r"params/layers/0/kernel: float32\[64, 32\] in the checkpoint"):
         spmdkit.load_run(folder, changes=["model.widths=[48]"])
@@ -113,9 +111,7 @@ def test_other_files_are_evaluated_whole(folder, tmp_path):
 def test_a_damaged_checkpoint_names_the_others(folder, tmp_path):
     copied = shutil.copytree(folder, tmp_path / "run")
     damage(copied / "checkpoints" / "8", "flip")
-    with pytest.raises(
-        DamagedCheckpoint, match=r"8 is damaged: .* There are others, of the steps 4: load one with step=4 "
-    ):
+    with pytest.raises(DamagedCheckpoint, match=r"8 is damaged: .* There are others, of the steps 4: .* step=4 "):
         spmdkit.load_run(copied)
     assert spmdkit.load_run(copied, step=4).step == 4
 

@@ -108,9 +108,7 @@ def test_copies_are_compared_before_a_save(step, batch, tmp_path):
         return step(state, batch)
 
     with Checkpoints(tmp_path, keep=3, abstract_state=step.abstract_state()) as checkpoints:
-        with pytest.raises(
-            ReplicasDiffer, match=r"Step 4: .*\n  params/layers/0/kernel: cpu:5 \(rank 0\) has other bits"
-        ):
+        with pytest.raises(ReplicasDiffer, match=r"Step 4: .*\n  params/layers/0/kernel: cpu:5 \(rank 0\) has other"):
             fit(flipping, step.init(0), [batch] * 6, checkpoints=checkpoints, save_every=2, folder=tmp_path)
         checkpoints.wait()
         assert checkpoints.steps() == [2]

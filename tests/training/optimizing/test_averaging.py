@@ -96,12 +96,8 @@ def test_skipped_updates_do_not_count():
 @pytest.mark.slow
 def test_updates_skipped_by_loss_scaling_do_not_count():
     precision = Precision(loss_scale="dynamic")
-    step = build_step(
-        toy.PLAIN_MODEL,
-        averaged(optax.sgd(0.1), 0.9),
-        lay_out(toy.PLAIN_MODEL, {"data": 2}, devices=toy.devices(2)),
-        precision=precision,
-    )
+    plan = lay_out(toy.PLAIN_MODEL, {"data": 2}, devices=toy.devices(2))
+    step = build_step(toy.PLAIN_MODEL, averaged(optax.sgd(0.1), 0.9), plan, precision=precision)
     state, _ = step(step.init(0), toy.batch(0))
     before = jax.device_get(state.opt_state)
     bad = toy.batch(1)

@@ -17,11 +17,8 @@ LINEAR = {"name": "linear"}
 def params(seed=0):
     """A tree like a BlockModel's."""
     random = np.random.default_rng(seed)
-    shapes = {
-        "embed": {"tokens": (6, 4)},
-        "blocks": {"kernel": (2, 4, 8), "norm": (2, 4)},
-        "head": {"logits": (4, 6), "norm": (4,)},
-    }
+    shapes = {"embed": {"tokens": (6, 4)}, "blocks": {"kernel": (2, 4, 8), "norm": (2, 4)}}
+    shapes["head"] = {"logits": (4, 6), "norm": (4,)}
     draw = lambda shape: jnp.asarray(random.normal(size=shape), jnp.float32)  # noqa: E731
     return jax.tree.map(draw, shapes, is_leaf=lambda x: isinstance(x, tuple))
 
@@ -63,10 +60,8 @@ ALONE = {
 IN_GROUPS = {"head/.*": {"head/logits", "head/norm"}, "blocks/.*": {"blocks/kernel", "blocks/norm"}}
 
 
-CASES = [
-    *((name, "head/.*") for name in ALONE),
-    *((name, "blocks/.*") for name in ("muon takes all matrices", "adafactor")),
-]
+CASES = [(name, "head/.*") for name in ALONE]
+CASES += [(name, "blocks/.*") for name in ("muon takes all matrices", "adafactor")]
 
 
 @pytest.mark.slow_cases("adafactor-head/.*")
@@ -96,9 +91,7 @@ def test_freezes_by_path():
     found = updates(make_optimizer(BASE, 10, params(), frozen={"blocks/kernel"}), steps=1)[0]
     assert [path for path, leaf in found.items() if not leaf.any()] == ["blocks/kernel"]
     with pytest.raises(ValueError, match="freeze all parameters: nothing is left to train"):
-        make_optimizer(
-            replace(BASE, freeze=("(embed|head)/.*",)), 10, params(), frozen={"blocks/kernel", "blocks/norm"}
-        )
+        make_optimizer(replace(BASE, freeze=("[eh].*",)), 10, params(), frozen={"blocks/kernel", "blocks/norm"})
 
 
 def test_a_group_of_all_parameters_leaves_no_rest():

@@ -38,8 +38,5 @@ def test_rejects_an_average_without_decay():
 def test_reports_all_problems_at_once():
     with pytest.raises(ValueError) as error:
         OptimizerConfig(learning_rate=-1.0, momentum=0.5, schedule={"name": "x"})
-    assert [line.split("=")[0].split(":")[0].split(" ")[0] for line in str(error.value).splitlines()] == [
-        "optimizer.momentum",
-        "optimizer.learning_rate",
-        "optimizer.schedule.name",
-    ]
+    keys = [line.split("=")[0].split(":")[0].split(" ")[0] for line in str(error.value).splitlines()]
+    assert keys == ["optimizer.momentum", "optimizer.learning_rate", "optimizer.schedule.name"]

@@ -63,9 +63,8 @@ def test_all_devices_skip_together():
 
     model = Model(init=lambda key: {"w": jnp.ones(16), "b": jnp.ones(3)}, loss=loss)
     optimizer = make_optimizer(OptimizerConfig(name="sgd", learning_rate=1.0), 10, PARAMS, max_skips=1)
-    step = build_step(
-        model, optimizer, lay_out(model, {"fsdp": {"size": 8, "floor_bytes": 0}}, indivisible="replicate")
-    )
+    layouts = lay_out(model, {"fsdp": {"size": 8, "floor_bytes": 0}}, indivisible="replicate")
+    step = build_step(model, optimizer, layouts)
     state = step.init(0)
     for inputs, left_out, w in ((0, 0, 0.0), (10**7, 1, 0.0), (0, 1, -1.0)):
         batch = {name: np.full(8, value, np.float32) for name, value in (("inputs", inputs), ("weights", 1))}

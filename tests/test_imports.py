@@ -25,7 +25,7 @@ MAX_CODE_LINES = {
     "training": 2510,
     "configs": 1560,
     "runtime": 3540,
-    "planning": 680,
+    "planning": 1_050,
     "report": 1060,
     "launch": 4010,
     "spmdkit": 120,

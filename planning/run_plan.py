@@ -7,7 +7,7 @@ temporaries, and its step time is a bound.
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ..runtime.build_run import Built, build
 from ..runtime.explain import explain_built, state_bytes
 from .kernel_time import EFFICIENCY, Efficiency
 from .link_time import collective_seconds
+from .memory import AnalyticMemory, Remedy, analytic_memory, find_remedies
 from .timeline import Timeline, simulate
 from .trace import MAX_EVENTS, Event, Recorder, write_trace
 from .traffic import Origin, find_traffic, origin_of
@@ -81,12 +82,14 @@ class RunPlan:
         dtype: The compute dtype.
         tokens: Tokens of a step on one device; 0 for a model without tokens.
         step_seconds: The time of a step; None if it is unknown.
-        peak_bytes: The most memory that the compiled step needs; of an analytic plan, the state alone.
+        analytic: The memory that the layouts and the traced program imply.
+        peak_bytes: The most memory that the compiled step needs; of an analytic plan, that of `analytic`.
         temporaries: Bytes of the compiled step besides the state and the batch: gradients, activations that backward
             reads, gathered parameters. None if the step was not compiled.
         timeline: The simulated step; None if it was not compiled.
         compile_seconds: The time that the compiler took; None if the step was not compiled.
         events: The kernels and collectives of the simulated step, if they were asked for.
+        remedies: Changes with which the run needs less memory, if it does not fit.
         notes: Facts about the plan that its figures do not show.
     """
 
@@ -99,11 +102,13 @@ class RunPlan:
     dtype: str
     tokens: float
     step_seconds: float | None
+    analytic: AnalyticMemory
     peak_bytes: int
     temporaries: int | None = None
     timeline: Timeline | None = None
     compile_seconds: float | None = None
     events: tuple[Event, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -142,14 +147,24 @@ class RunPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values for `--json`."""
-        memory = {**self.state, "temporaries": self.temporaries, "peak_bytes": self.peak_bytes}
+        capacity = self.target.card.memory_bytes
+        memory = {
+            **self.state,
+            "activations": self.analytic.activations,
+            "communication": self.analytic.communication,
+            "temporaries": self.temporaries,
+            "headroom_bytes": round(USABLE * capacity) - self.peak_bytes,
+            "peak_bytes": self.peak_bytes,
+            "analytic_peak_bytes": self.analytic.peak_bytes,
+        }
         return {
             "target": self.target.text,
             "devices": self.target.size,
             "mesh": self.mesh,
             "compiled": self.timeline is not None,
             "compile_seconds": self.compile_seconds,
-            "memory": memory | {"capacity_bytes": self.target.card.memory_bytes, "fits": self.fits},
+            "memory": memory | {"capacity_bytes": capacity, "fits": self.fits},
+            "remedies": [asdict(each) for each in self.remedies],
             "traffic": [{**asdict(each), "axes": list(each.axes)} for each in self.traffic],
             "step_seconds": self.step_seconds,
             "tokens_per_second_per_device": self.tokens_per_second_per_device,
@@ -196,11 +211,15 @@ def plan_run(config: Config, target: str, with_events: bool = False) -> RunPlan:
         "model_flops": None if model.flops_per_row is None else model.flops_per_row * rows,
         "dtype": config.precision.compute,
         "tokens": tokens_per_device(built),
+        "analytic": analytic_memory(built),
     }
     try:
-        return _compiled(built, common, with_events)
+        plan = _compiled(built, common, with_events)
     except CompilerMissing as error:
-        return _analytic(built, common, str(error))
+        plan = _analytic(built, common, str(error))
+    if plan.fits is False:
+        return replace(plan, remedies=find_remedies(config, target, plan.analytic.peak_bytes))
+    return plan
 
 
 def tokens_per_device(built: Built) -> float:
@@ -250,7 +269,7 @@ def _analytic(built: Built, common: dict[str, Any], why: str) -> RunPlan:
         state=state,
         traffic=traffic,
         step_seconds=seconds,
-        peak_bytes=sum(state.values()),
+        peak_bytes=common["analytic"].peak_bytes,
         notes=(*([built.re_formed] if built.re_formed else []), *built.layouts.notes, why),
     )
 
@@ -275,15 +294,26 @@ def _memory_lines(plan: RunPlan) -> Iterator[str]:
     yield "Memory of each device"
     for kind, size in plan.state.items():
         yield f"  {kind:<14} {format_bytes(size):>10}{'   among the temporaries' if kind == 'gradients' else ''}"
+    analytic = plan.analytic
+    yield f"  {'activations':<14} {format_bytes(analytic.activations):>10}   kept for backward, among the temporaries"
+    yield f"  {'communication':<14} {format_bytes(analytic.communication):>10}   gathered, among the temporaries"
     if plan.temporaries is None:
-        yield "  temporaries       unknown   activations and whole parameters: known after compiling"
+        yield "  temporaries       unknown   known after compiling"
     else:
-        yield f"  {'temporaries':<14} {format_bytes(plan.temporaries):>10}   gradients, activations, whole parameters"
+        yield f"  {'temporaries':<14} {format_bytes(plan.temporaries):>10}   all of the compiled step"
     verdict = {True: "fits", False: "DOES NOT FIT", None: "may fit"}[plan.fits]
-    share = plan.peak_bytes / capacity
-    yield f"  {'peak':<14} {format_bytes(plan.peak_bytes):>10}   {share:.0%} of {format_bytes(capacity)}: {verdict}"
+    share, expected = plan.peak_bytes / capacity, format_bytes(analytic.peak_bytes)
+    yield (
+        f"  {'peak':<14} {format_bytes(plan.peak_bytes):>10}   {share:.0%} of {format_bytes(capacity)}: {verdict}"
+        + (f"; analytic {expected}" if plan.temporaries is not None else "")
+    )
+    headroom = USABLE * capacity - plan.peak_bytes
+    if headroom >= 0:
+        yield f"  {'headroom':<14} {format_bytes(round(headroom)):>10}   of the {USABLE:.0%} that a program can use"
     if plan.fits is False:
-        yield "  To need less: train.remat=selective or full, a larger train.accumulate, or fsdp over more devices."
+        yield from (f"  {format_bytes(each.peak_bytes):>25}   with {each.change} (analytic)" for each in plan.remedies)
+        if not plan.remedies:
+            yield "  To need less: more devices, with strategy.fsdp, strategy.tensor or strategy.pipe over them."
     elif share > PREALLOCATED:
         yield (
             f"  JAX takes {PREALLOCATED:.0%} of a GPU by default: set XLA_PYTHON_CLIENT_MEM_FRACTION={USABLE} in "

@@ -60,11 +60,8 @@ def origin_of(axes: tuple[str, ...], source: str = "") -> Origin:
     if PACKAGE not in file.parents:
         return Origin(" x ".join(axes), f"{file.name}:{line}" if path else "")
     inside = file.relative_to(PACKAGE)
-    modules = {
-        f"parallel/{(getattr(module, '__file__', '') or '').rpartition('/')[2]}": name
-        for name, module in STRATEGIES.items()
-    }
-    return Origin(modules.get(inside.as_posix(), " x ".join(axes)), f"{inside.as_posix()}:{line}")
+    is_strategy = inside.parent.as_posix() == "parallel" and inside.stem in STRATEGIES
+    return Origin(inside.stem if is_strategy else " x ".join(axes), f"{inside.as_posix()}:{line}")
 
 
 def _source_lines(compiled_text: str) -> dict[str, str]:

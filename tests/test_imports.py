@@ -25,7 +25,7 @@ MAX_CODE_LINES = {
     "training": 2500,
     "configs": 1560,
     "runtime": 3530,
-    "planning": 670,
+    "planning": 1_050,
     "report": 1060,
     "launch": 3970,
     "spmdkit": 120,

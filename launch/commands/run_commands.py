@@ -193,7 +193,7 @@ def plan(arguments: argparse.Namespace) -> int:
     memory of a device and whether the step fits, the collectives with the links that they cross, the time of a step,
     tokens per second, the model FLOP utilization and the communication that nothing hides. Nothing is measured: the
     efficiency factors are those of planning/kernel_time.py, the same for every prediction. Without the compiler
-    (pip install 'spmdkit[targets]'), the plan is analytic, without the temporaries.
+    (pip install 'spmdkit[targets]'), the plan is analytic.
 
       spmdkit plan llama3_8b --target h100:1x8       8 H100s of one host
       spmdkit plan my.yaml --target h100:128x8       1,024 H100s

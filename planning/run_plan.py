@@ -7,7 +7,7 @@ temporaries, and its step time is a bound.
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ..configs.schema import Config
 from ..layouts.sizes import format_bytes
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.devices import list_devices
-from ..mesh.errors import UserError
+from ..mesh.errors import UserError, first_line
 from ..mesh.targets import CompilerMissing, Target
 from ..parallel.collectives import Collective
 from ..parallel.schedule.timing import measure
@@ -36,6 +36,10 @@ USABLE = 0.95
 """The share that a program can use: CUDA, cuDNN and NCCL take the rest."""
 PEAK = Efficiency(link=1.0, network=1.0, link_seconds=0.0, network_seconds=0.0)
 """The links at their peak, without a latency: no exchange of these bytes is faster."""
+TPU_NOTE = (
+    "a program for TPUs is not simulated: its step takes the bound of operations and bytes, and its collectives are "
+    "those of the strategies, because libtpu rewrites them"
+)
 RECOMPUTED = {"none": 1.0, "dots": 1.0, "full": 4 / 3}
 """`train.remat` -> executed operations of matrix products per operation of the model: `full` repeats forward."""
 
@@ -80,6 +84,7 @@ class RunPlan:
             reads, gathered parameters. None if the step was not compiled.
         timeline: The simulated step; None if it was not compiled.
         compile_seconds: The time that the compiler took; None if the step was not compiled.
+        refused: True if the compiler found that the step does not fit into memory, as libtpu does.
         events: The kernels and collectives of the simulated step, if they were asked for.
         notes: Facts about the plan that its figures do not show.
     """
@@ -97,15 +102,16 @@ class RunPlan:
     temporaries: int | None = None
     timeline: Timeline | None = None
     compile_seconds: float | None = None
+    refused: bool = False
     events: tuple[Event, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool | None:
         """True if the step needs at most `USABLE` of the memory of a device; None if an analytic plan cannot tell."""
-        if self.peak_bytes > USABLE * self.target.card.memory_bytes:
+        if self.refused or self.peak_bytes > USABLE * self.target.card.memory_bytes:
             return False
-        return None if self.timeline is None else True
+        return None if self.temporaries is None else True
 
     @property
     def mfu(self) -> float | None:
@@ -141,7 +147,7 @@ class RunPlan:
             "target": self.target.text,
             "devices": self.target.size,
             "mesh": self.mesh,
-            "compiled": self.timeline is not None,
+            "compiled": self.compile_seconds is not None,
             "compile_seconds": self.compile_seconds,
             "memory": memory | {"capacity_bytes": self.target.card.memory_bytes, "fits": self.fits},
             "traffic": [{**asdict(each), "axes": list(each.axes)} for each in self.traffic],
@@ -195,6 +201,10 @@ def plan_run(config: Config, target: str, with_events: bool = False) -> RunPlan:
         return _compiled(built, common, with_events)
     except CompilerMissing as error:
         return _analytic(built, common, str(error))
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return replace(_analytic(built, common, f"the compiler refuses: {first_line(error)}"), refused=True)
 
 
 def tokens_per_device(built: Built) -> float:
@@ -210,40 +220,54 @@ def _compiled(built: Built, common: dict[str, Any], with_events: bool) -> RunPla
     compiled = built.step.compile(built.batch)
     seconds = time.perf_counter() - begin
     explanation = explain_built(built)
-    recorder = Recorder(MAX_EVENTS if with_events else 0)
-    timeline = simulate(compiled.as_text() or "", common["target"], recorder=recorder)
+    lines = explanation.predicted if common["target"].shape else explanation.found
+    traffic, notes = _traffic(lines, built.layouts.mesh, common["target"]), explanation.notes
+    recorder, timeline = Recorder(MAX_EVENTS if with_events else 0), None
+    if common["target"].shape:
+        step_seconds = _bound(built, common, traffic)
+        estimate = (compiled.cost_analysis() or {}).get("optimal_seconds", 0.0)
+        notes = (*notes, TPU_NOTE, f"libtpu's optimal_seconds, which count each loop once: {estimate * 1e3:,.1f} ms")
+    else:
+        timeline = simulate(compiled.as_text() or "", common["target"], recorder=recorder)
+        step_seconds = timeline.step_seconds
     return RunPlan(
         **common,
         state=explanation.bytes_per_device,
-        traffic=_traffic(explanation.found, built.layouts.mesh, common["target"]),
-        step_seconds=timeline.step_seconds,
+        traffic=traffic,
+        step_seconds=step_seconds,
         peak_bytes=explanation.compiled["total"],
         temporaries=explanation.compiled["temporaries"],
         timeline=timeline,
         compile_seconds=seconds,
         events=tuple(recorder.events),
-        notes=explanation.notes,
+        notes=notes,
     )
 
 
 def _analytic(built: Built, common: dict[str, Any], why: str) -> RunPlan:
-    """Plans without a compiler: a device computes or communicates, whichever takes longer."""
+    """Plans without a compiler."""
     target, state = common["target"], state_bytes(built)
     lines = built.step.cost(built.batch)
     traffic = _traffic(lines, built.layouts.mesh, target)
-    peak, seconds = target.card.flops.get(common["dtype"]), None
-    if common["model_flops"] is not None and peak is not None:
-        flops = common["model_flops"] * RECOMPUTED[built.config.train.remat] / target.size
-        moving = sum(each.least_seconds for each in traffic) / EFFICIENCY.network
-        seconds = max(flops / (EFFICIENCY.matmul * peak), moving) / (1 - common["bubble"])
     return RunPlan(
         **common,
         state=state,
         traffic=traffic,
-        step_seconds=seconds,
+        step_seconds=_bound(built, common, traffic),
         peak_bytes=sum(state.values()),
         notes=(*([built.re_formed] if built.re_formed else []), *built.layouts.notes, why),
     )
+
+
+def _bound(built: Built, common: dict[str, Any], traffic: tuple[Traffic, ...]) -> float | None:
+    """Returns the seconds of a step that computes or communicates, whichever takes longer."""
+    target = common["target"]
+    peak = target.card.flops.get(common["dtype"])
+    if common["model_flops"] is None or peak is None:
+        return None
+    flops = common["model_flops"] * RECOMPUTED[built.config.train.remat] / target.size
+    moving = sum(each.least_seconds for each in traffic) / EFFICIENCY.network
+    return max(flops / (EFFICIENCY.matmul * peak), moving) / (1 - common["bubble"])
 
 
 def _traffic(lines: tuple[Collective, ...], mesh: DeviceMesh, target: Target) -> tuple[Traffic, ...]:
@@ -256,7 +280,7 @@ def _exchange(line: Collective, mesh: DeviceMesh, target: Target) -> dict[str, A
     last = [mesh.axis_names.index(axis) for axis in line.axes]
     groups = np.moveaxis(numbers, last, range(-len(last), 0)).reshape(-1, *(mesh.shape[axis] for axis in last))
     devices = groups.reshape(len(groups), -1)
-    crosses = bool((devices // target.gpus != devices[:, :1] // target.gpus).any())
+    crosses = not target.shape and bool((devices // target.gpus != devices[:, :1] // target.gpus).any())
     seconds = collective_seconds(line.kind, line.bytes, devices.tolist(), target, PEAK)
     return {"link": "network" if crosses else "host", "least_seconds": seconds}
 

@@ -122,7 +122,7 @@ def build(
     check_devices(config, used, jax.process_count())
     check_enough(splits.train, config.train.global_batch)
     layouts, step = plan_step(config, model, devices)
-    without_devices = layouts.mesh.target is not None and not has_compiler()
+    without_devices = layouts.mesh.target is not None and not has_compiler(layouts.mesh.target)
     sharding, global_batch = layouts.batch_sharding(abstract=without_devices), config.train.global_batch
     batch = abstract_batch(splits.train, global_batch, sharding)
     for source in (splits.train, splits.evaluation):

@@ -6,7 +6,10 @@ from pathlib import Path
 
 from .command import CONFIG, Command, Print, add_config, add_fresh, add_json, add_overrides
 
-TARGET_HELP = "compile for GPUs that are not on this machine: a100-40, a100-80, h100, h200, b200, or a YAML file"
+TARGET_HELP = (
+    "accelerators that are not on this machine, such as h100:16x8 (hosts x GPUs) or v5p:8x8x16 (shape of a slice): "
+    "a100-40, a100-80, h100, h200, b200, gb200, v4, v5e, v5p, v6e, or a YAML file"
+)
 
 
 def add_init(parser: argparse.ArgumentParser) -> None:

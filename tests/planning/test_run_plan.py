@@ -2,10 +2,12 @@
 
 import json
 
+import jax
 import pytest
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import main
 from spmdkit.mesh import list_devices, targets
+from spmdkit.planning import run_plan
 from spmdkit.planning.run_plan import plan_run
 from spmdkit.runtime.build_run import build
 from spmdkit.runtime.compilation import DOUBLE_BUFFERING
@@ -35,6 +37,7 @@ network: 1.0e+9
 @pytest.fixture
 def without_compiler(monkeypatch):
     monkeypatch.setattr(targets, "CUDA_PLUGINS", ())
+    monkeypatch.setattr(targets, "TPU_PLUGINS", ())
 
 
 @pytest.fixture
@@ -80,6 +83,27 @@ def test_one_group_across_hosts_is_enough_for_the_network(without_compiler, card
     (gathers,) = (each for each in found.traffic if (each.kind, each.axes) == ("all-gather", ("fsdp",)))
     assert gathers.link == "network"
     assert gathers.least_seconds > gathers.bytes * 2 / 3 / 8e9
+
+
+def test_tpus_exchange_over_the_links_of_the_slice(without_compiler):
+    """8 chips of a 2 x 2 x 2 slice have 3 links of 100 GB/s each; fsdp 4 spans a square, with 2 of them."""
+    whole = planned("v5p:2x2x2", "strategy={fsdp: {size: 8, floor_bytes: 0}}")
+    square = planned("v5p:2x2x2", "strategy={data: 2, fsdp: {size: 4, floor_bytes: 0}}")
+    for found, members, links in ((whole, 8, 3), (square, 4, 2)):
+        (gathers,) = (each for each in found.traffic if (each.kind, each.axes) == ("all-gather", ("fsdp",)))
+        assert gathers.link == "host"
+        assert gathers.least_seconds == pytest.approx(gathers.bytes * (members - 1) / members / (links * 100e9))
+    assert "pip install 'spmdkit[tpu-targets]'" in str(whole)
+
+
+def test_step_that_the_compiler_refuses_does_not_fit(monkeypatch):
+    def refuse(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory on HBM")
+
+    monkeypatch.setattr(run_plan, "_compiled", refuse)
+    found = planned("v5p:2x2x2", "strategy={fsdp: 8}")
+    assert found.fits is False
+    assert "the compiler refuses: JaxRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory on HBM" in str(found)
 
 
 def test_names_missing_peak_of_card(without_compiler, card):

@@ -5,6 +5,7 @@ compiler, the plan is analytic: it has the state of the run and the collectives 
 temporaries, and its step time is a bound.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -181,13 +182,15 @@ def plan_run(config: Config, target: str, with_events: bool = False) -> RunPlan:
         with_events: Keeps the events of the simulated step, see `write_trace`.
 
     Raises:
-        UserError: The config or the target is invalid, see `build` and `list_devices`.
+        UserError: The config or the target is invalid, see `build` and `list_devices`, or the model is too large for
+            every mesh of the target.
     """
     if config.precision.needs_x64:
         jax.config.update("jax_enable_x64", True)
     built = build(config, devices=list_devices(target=target))
     mesh, model, pipeline = built.layouts.mesh, built.model, built.layouts.pipeline
     assert mesh.target is not None
+    _check_any_mesh(built, mesh.target)
     rows = config.train.global_batch
     common = {
         "target": mesh.target,
@@ -205,6 +208,20 @@ def plan_run(config: Config, target: str, with_events: bool = False) -> RunPlan:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return replace(_analytic(built, common, f"the compiler refuses: {first_line(error)}"), refused=True)
+
+
+def _check_any_mesh(built: Built, target: Target) -> None:
+    """Checks that the parameters and the optimizer fit into the memory of all devices together."""
+    parameters, optimizer = built.layouts.table.bytes_global, built.step.optimizer_table.bytes_global
+    usable = USABLE * target.card.memory_bytes
+    if parameters + optimizer > usable * target.size:
+        capacity = f"{target.size:,} x {USABLE:.0%} of {format_bytes(target.card.memory_bytes)}"
+        raise UserError(
+            f"{target.text} is too small for every mesh: parameters {format_bytes(parameters)} + optimizer "
+            f"{format_bytes(optimizer)} = {format_bytes(parameters + optimizer)}, and {capacity} = "
+            f"{format_bytes(int(usable * target.size))}. Plan for more than "
+            f"{math.floor((parameters + optimizer) / usable):,} devices (--target), or a smaller model."
+        )
 
 
 def tokens_per_device(built: Built) -> float:

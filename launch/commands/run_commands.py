@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import os
+import sys
 from pathlib import Path
 
 from .command import CONFIG, Command, Print, add_config, add_fresh, add_json, add_overrides
@@ -224,6 +226,12 @@ def plan(arguments: argparse.Namespace) -> int:
       spmdkit plan my.yaml --target my-card.yaml:4x8 --json
       spmdkit plan my.yaml --target h100:1x8 --trace step.json    open it in ui.perfetto.dev
     """
+    from ...planning.separate_process import INSIDE, run_apart
+    from ..supervision.workers import BOUND_VARIABLE, bind_to_parent
+
+    if arguments.is_own_process and INSIDE not in os.environ:
+        return run_apart(sys.argv[1:], {BOUND_VARIABLE: str(os.getpid())})
+    bind_to_parent()
     from ...configs import load_config
     from ...planning.run_plan import plan_run
 

@@ -1,6 +1,13 @@
 """`spmdkit plan`: the figures of a run on a cluster that is not here."""
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import jax
 import pytest
@@ -22,7 +29,7 @@ name: a small card
 compute_capability: "9.0"
 cores: 1
 clock_ghz: 1.0
-memory_bytes: 100000
+memory_bytes: 100000000
 memory_bandwidth: 1.0e+9
 l2_bytes: 1000
 shared_memory: 1000
@@ -144,9 +151,21 @@ def test_idle_stages_take_their_share_of_the_time(without_compiler, card, remat,
 
 
 def test_state_larger_than_the_card_does_not_fit(without_compiler, card):
-    found = planned(f"{card}:1x1", "strategy={}")
+    card.write_text(CARD.replace("100000000", "400000"))
+    found = planned(f"{card}:1x8", "strategy={data: 8}")
     assert found.fits is False
     assert "DOES NOT FIT" in str(found)
+
+
+def test_rejects_models_that_are_too_large_for_every_mesh(without_compiler, card, capsys):
+    """Two layers of width 64 and AdamW's moments take over 8 x 95,000 bytes."""
+    card.write_text(CARD.replace("100000000", "50000"))
+    assert main(["plan", "fsdp", *SIZES.split(), "--target", f"{card}:1x8", "strategy={fsdp: 8}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(
+        r"card.yaml:1x8 is too small for every mesh: parameters .* \+ optimizer .* = .*, and 8 x 95%", line
+    )
+    assert re.search(r"Plan for more than \d+ devices", line)
 
 
 def test_command_prints_the_plan_as_json(without_compiler, capsys):
@@ -161,10 +180,37 @@ def test_command_prints_the_plan_as_json(without_compiler, capsys):
     [
         ("h100", "expected CARD:HOSTSxGPUS"),
         ("h10:1x8", "Did you mean 'h100'?"),
-        ("h100:3x8", "strategy"),
+        (
+            "h100:3x8",
+            "strategy: data 2 x fsdp 8, but there are 24 devices: 16 != 24. Set strategy.data=3 or strategy.fsdp=12",
+        ),
+        ("h100:1x1", "16 != 1. Set sizes whose product is 1.\n"),
         ("none.yaml:1x8", "none.yaml"),
     ],
 )
 def test_rejects_targets_that_do_not_fit(target, message, capsys):
     assert main(["plan", "fsdp", "--target", target, "strategy={data: 2, fsdp: 8}"]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_compilation_leaves_nothing_behind(tmp_path, number):
+    """SIGKILL ends the process that compiles, as the system does if memory runs out; SIGTERM ends the command."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    command = [sys.executable, "-m", "spmdkit", "plan", "fsdp", "--target", "h100:1x8", "strategy={fsdp: 8}"]
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    with subprocess.Popen(command, env=environment, stdout=-1, stderr=-1, text=True, cwd=tmp_path) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        deadline = time.monotonic() + 60
+        while not (child := children.read_text().split()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(int(child[0]) if number == signal.SIGKILL else process.pid, number)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert f"{number.name}" in error
+    assert error.count("\n") == 1
+    assert not os.path.exists(f"/proc/{child[0]}")
+    assert list(tmp_path.iterdir()) == [folder]
+    assert not list(folder.iterdir())

@@ -208,6 +208,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `plan`."""
     add_config(parser)
     parser.add_argument("--target", metavar="CARD:HOSTSxGPUS", required=True, help=TARGET_HELP)
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write the plan as a page of one file")
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write the simulated step as a trace for Perfetto")
     add_json(parser)
 
@@ -225,6 +226,7 @@ def plan(arguments: argparse.Namespace) -> int:
       spmdkit plan my.yaml --target h100:128x8       1,024 H100s
       spmdkit plan my.yaml --target my-card.yaml:4x8 --json
       spmdkit plan my.yaml --target h100:1x8 --trace step.json    open it in ui.perfetto.dev
+      spmdkit plan my.yaml --target h100:1x8 --html plan.html
     """
     from ...planning.separate_process import INSIDE, run_apart
     from ..supervision.workers import BOUND_VARIABLE, bind_to_parent
@@ -234,11 +236,14 @@ def plan(arguments: argparse.Namespace) -> int:
     bind_to_parent()
     from ...configs import load_config
     from ...planning.run_plan import plan_run
+    from ...report.page import write_plan_page
 
     config = load_config(arguments.config, arguments.overrides, sizes=False)
-    found = plan_run(config, arguments.target, with_events=arguments.trace is not None)
-    if arguments.trace is not None:
+    found = plan_run(config, arguments.target, with_events=bool(arguments.trace or arguments.html))
+    if arguments.trace:
         found.write_trace(arguments.trace)
+    if arguments.html:
+        write_plan_page(arguments.html, found)
     print(json.dumps(found.to_json(), indent=2) if arguments.json else found)
     return 0
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -214,3 +215,21 @@ def test_killed_compilation_leaves_nothing_behind(tmp_path, number):
     assert not os.path.exists(f"/proc/{child[0]}")
     assert list(tmp_path.iterdir()) == [folder]
     assert not list(folder.iterdir())
+
+
+@pytest.mark.targets
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu: pip install 'spmdkit[tpu-targets]'")
+def test_libtpu_gives_the_memory_of_a_step():
+    """The state of a step is a part of its memory, and the time is marked as a bound."""
+    sizes = "model.width=512", "data.length=256"
+    found = planned("v5e:2x2", "strategy={fsdp: {size: 4, floor_bytes: 0}}", *sizes)
+    plain = found.to_json()
+    assert plain["compiled"]
+    assert plain["exposed_communication"] is None
+    state = sum(found.state[kind] for kind in ("parameters", "optimizer", "batch"))
+    assert found.temporaries > 0
+    assert found.peak_bytes >= state + found.temporaries
+    assert found.fits
+    assert "a program for TPUs is not simulated" in str(found)
+    assert "optimal_seconds" in str(found)

@@ -41,10 +41,12 @@ test-libraries: $(VENV)/.test  ## compare weights, plans, loaders and logs with 
 test-faults: $(VENV)/.test  ## inject faults into real runs and check the documented behavior: 30 minutes
 	$(PYTEST) -m faults $(ARGS)
 
-test-targets: $(VENV)/.test  ## compile steps for GPUs that are not here, and check the programs (installs 0.7 GB)
+test-targets: $(VENV)/.test  ## compile steps for GPUs and TPUs that are not here, and check the programs (installs 1.4 GB)
 	@test -d build/targets || $(INSTALL) --no-deps --target build/targets \
 		jax-cuda13-plugin==$$($(BIN)/python -c 'import jax; print(jax.__version__)') \
 		jax-cuda13-pjrt==$$($(BIN)/python -c 'import jax; print(jax.__version__)') nvidia-cuda-nvcc nvidia-nvvm
+	@test -d build/targets/libtpu || $(INSTALL) --no-deps --target build/targets \
+		"$$($(BIN)/python -c 'from importlib.metadata import requires; print(next(each.partition(";")[0] for each in requires("jax") if each.startswith("libtpu")))')"
 	PYTHONPATH=$(CURDIR)/build/targets $(BIN)/python -m pytest -m targets $(ARGS)
 
 test-cluster: $(VENV)/.test  ## train on a real Slurm, Open MPI and SSH server, installed from Debian (as root)

@@ -19,13 +19,14 @@ REST = -1
 ELASTIC_KEY = "launch.elastic"
 
 
-def check_devices(config: Config, num_devices: int, num_processes: int = 1) -> dict[str, int]:
+def check_devices(config: Config, num_devices: int, num_processes: int = 1, is_target: bool = False) -> dict[str, int]:
     """Checks a config against the number of devices of the run.
 
     Args:
         config: A loaded config.
         num_devices: The devices of all processes.
         num_processes: The number of processes.
+        is_target: True if the devices are named, so that simulating others is no remedy.
 
     Returns:
         Mesh axis -> size, with -1 resolved.
@@ -34,7 +35,7 @@ def check_devices(config: Config, num_devices: int, num_processes: int = 1) -> d
         ConfigError: The product of the sizes is not `num_devices`, or the batch cannot be split over them.
     """
     there_are = "there is 1 device" if num_devices == 1 else f"there are {num_devices} devices"
-    problems = size_problems(config, num_devices, there_are, can_simulate=num_processes == 1)
+    problems = size_problems(config, num_devices, there_are, can_simulate=num_processes == 1 and not is_target)
     if problems:
         raise ConfigError([problem.message for problem in problems])
     return resolved_sizes(axis_sizes(config.strategy), num_devices)

@@ -166,5 +166,6 @@ def _run(argv: Sequence[str] | None, stack: ExitStack) -> int:
     if command.is_run:
         stack.enter_context(ends_on_signals(until_the_end=argv is None))
     arguments = parse_arguments(command, first.rest)
+    arguments.is_own_process = argv is None
     check_address_space()
     return command.run(arguments)

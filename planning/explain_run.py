@@ -9,11 +9,17 @@ import jax
 from ..configs.schema import Config
 from ..mesh.devices import list_devices
 from ..mesh.files import absolute_path, atomic_write
+from ..mesh.targets import parse_target
 from ..runtime.build_run import build, prepare_devices
 from ..runtime.compilation import open_cache
 from ..runtime.explain import Explanation, explain_built
 from .run_plan import time_lines, tokens_per_device
 from .timeline import Timeline, simulate
+
+TPU_CENSUS = (
+    "Note: libtpu states no trip counts, so a collective inside a loop counts once above, and it writes a "
+    "reduce-scatter as an all-reduce and a slice. The prediction has what the strategies send."
+)
 
 
 @dataclass(frozen=True)
@@ -22,7 +28,7 @@ class ExplainedRun:
 
     Attributes:
         explanation: Its mesh, layouts, memory and collectives.
-        timeline: Its simulated step; None on the devices of this machine.
+        timeline: Its simulated step; None on the devices of this machine, and for TPUs.
         tokens: Tokens of a step on one device; 0 for a model without tokens.
     """
 
@@ -45,6 +51,8 @@ class ExplainedRun:
         if self.timeline is not None:
             title = "Simulated step (a model of the scheduled program, not a measurement)"
             parts.append("\n".join([title, *time_lines(self.timeline, self.timeline.step_seconds, self.tokens)]))
+        if self.explanation.target and parse_target(self.explanation.target).shape:
+            parts.append(TPU_CENSUS)
         return "\n\n".join(parts)
 
 
@@ -71,7 +79,8 @@ def explain(config: Config, target: str | None = None, hlo: Path | None = None) 
         with atomic_write(absolute_path(hlo)) as partial:
             partial.write_text(text, encoding="utf-8")
     planned, pipeline = built.layouts.mesh.target, built.layouts.pipeline
-    timeline = simulate(text, planned, timetable=pipeline.timetable if pipeline else None) if planned else None
+    timetable = pipeline.timetable if pipeline else None
+    timeline = simulate(text, planned, timetable=timetable) if planned and not planned.shape else None
     return ExplainedRun(explanation, timeline, tokens_per_device(built))
 
 

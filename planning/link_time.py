@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from ..mesh.targets import Target
+from ..mesh.targets import Target, TpuCard
 from .kernel_time import Efficiency
 
 ROUNDS = {"all-reduce": 2.0}
@@ -12,7 +12,8 @@ ROUNDS = {"all-reduce": 2.0}
 def collective_seconds(kind: str, size: int, groups: list[list[int]], target: Target, efficiency: Efficiency) -> float:
     """Returns the seconds of one collective: a start, and a ring over the slowest link of its group.
 
-    A group over several hosts sends through the adapters of all its devices of a host at once.
+    A group over several hosts sends through the adapters of all its devices of a host at once. TPUs send over all links
+    along the dims of the slice in which the members of the group differ.
 
     Args:
         kind: HLO's name, such as "all-gather".
@@ -25,6 +26,9 @@ def collective_seconds(kind: str, size: int, groups: list[list[int]], target: Ta
     members = len(group)
     if members < 2:
         return 0.0
+    if isinstance(target.card, TpuCard):
+        bandwidth = efficiency.link * target.card.link * target.links(group)
+        return efficiency.link_seconds + ROUNDS.get(kind, 1.0) * (members - 1) / members * size / bandwidth
     hosts = _hosts(group, target)
     in_one_host = max(Counter(device // target.gpus for device in group).values())
     bandwidth, start = efficiency.link * target.card.link, efficiency.link_seconds
@@ -37,4 +41,4 @@ def collective_seconds(kind: str, size: int, groups: list[list[int]], target: Ta
 
 
 def _hosts(devices: list[int], target: Target) -> int:
-    return len({device // target.gpus for device in devices})
+    return 1 if target.shape else len({device // target.gpus for device in devices})

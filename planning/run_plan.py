@@ -5,6 +5,7 @@ compiler, the plan is analytic: it has the state of the run and the collectives 
 temporaries, and its step time is a bound.
 """
 
+import math
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +19,7 @@ from ..configs.schema import Config
 from ..layouts.sizes import format_bytes
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.devices import list_devices
-from ..mesh.errors import UserError
+from ..mesh.errors import UserError, first_line
 from ..mesh.targets import CompilerMissing, Target
 from ..parallel.collectives import Collective
 from ..parallel.schedule.timing import measure
@@ -41,6 +42,10 @@ PEAK = Efficiency(link=1.0, network=1.0, link_seconds=0.0, network_seconds=0.0)
 RECOMPUTED = {"none": 1.0, "dots": 1.0, "selective": 7 / 6, "full": 4 / 3}
 """`train.remat` -> executed operations of matrix products per operation of the model: `full` repeats forward,
 `selective` about half of it: the first products of the MLP."""
+TPU_NOTE = (
+    "a program for TPUs is not simulated: its step takes the bound of operations and bytes, and its collectives are "
+    "those of the strategies, because libtpu rewrites them"
+)
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,7 @@ class RunPlan:
             reads, gathered parameters. None if the step was not compiled.
         timeline: The simulated step; None if it was not compiled.
         compile_seconds: The time that the compiler took; None if the step was not compiled.
+        refused: True if the compiler found that the step does not fit into memory, as libtpu does.
         events: The kernels and collectives of the simulated step, if they were asked for.
         remedies: Changes with which the run needs less memory, if it does not fit.
         notes: Facts about the plan that its figures do not show.
@@ -107,6 +113,7 @@ class RunPlan:
     temporaries: int | None = None
     timeline: Timeline | None = None
     compile_seconds: float | None = None
+    refused: bool = False
     events: tuple[Event, ...] = ()
     remedies: tuple[Remedy, ...] = ()
     notes: tuple[str, ...] = ()
@@ -114,9 +121,9 @@ class RunPlan:
     @property
     def fits(self) -> bool | None:
         """True if the step needs at most `USABLE` of the memory of a device; None if an analytic plan cannot tell."""
-        if self.peak_bytes > USABLE * self.target.card.memory_bytes:
+        if self.refused or self.peak_bytes > USABLE * self.target.card.memory_bytes:
             return False
-        return None if self.timeline is None else True
+        return None if self.temporaries is None else True
 
     @property
     def mfu(self) -> float | None:
@@ -161,7 +168,7 @@ class RunPlan:
             "target": self.target.text,
             "devices": self.target.size,
             "mesh": self.mesh,
-            "compiled": self.timeline is not None,
+            "compiled": self.compile_seconds is not None,
             "compile_seconds": self.compile_seconds,
             "memory": memory | {"capacity_bytes": capacity, "fits": self.fits},
             "remedies": [asdict(each) for each in self.remedies],
@@ -196,13 +203,15 @@ def plan_run(config: Config, target: str, with_events: bool = False) -> RunPlan:
         with_events: Keeps the events of the simulated step, see `write_trace`.
 
     Raises:
-        UserError: The config or the target is invalid, see `build` and `list_devices`.
+        UserError: The config or the target is invalid, see `build` and `list_devices`, or the model is too large for
+            every mesh of the target.
     """
     if config.precision.needs_x64:
         jax.config.update("jax_enable_x64", True)
     built = build(config, devices=list_devices(target=target))
     mesh, model, pipeline = built.layouts.mesh, built.model, built.layouts.pipeline
     assert mesh.target is not None
+    _check_any_mesh(built, mesh.target)
     rows = config.train.global_batch
     common = {
         "target": mesh.target,
@@ -217,9 +226,27 @@ def plan_run(config: Config, target: str, with_events: bool = False) -> RunPlan:
         plan = _compiled(built, common, with_events)
     except CompilerMissing as error:
         plan = _analytic(built, common, str(error))
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        plan = replace(_analytic(built, common, f"the compiler refuses: {first_line(error)}"), refused=True)
     if plan.fits is False:
         return replace(plan, remedies=find_remedies(config, target, plan.analytic.peak_bytes))
     return plan
+
+
+def _check_any_mesh(built: Built, target: Target) -> None:
+    """Checks that the parameters and the optimizer fit into the memory of all devices together."""
+    parameters, optimizer = built.layouts.table.bytes_global, built.step.optimizer_table.bytes_global
+    usable = USABLE * target.card.memory_bytes
+    if parameters + optimizer > usable * target.size:
+        capacity = f"{target.size:,} x {USABLE:.0%} of {format_bytes(target.card.memory_bytes)}"
+        raise UserError(
+            f"{target.text} is too small for every mesh: parameters {format_bytes(parameters)} + optimizer "
+            f"{format_bytes(optimizer)} = {format_bytes(parameters + optimizer)}, and {capacity} = "
+            f"{format_bytes(int(usable * target.size))}. Plan for more than "
+            f"{math.floor((parameters + optimizer) / usable):,} devices (--target), or a smaller model."
+        )
 
 
 def tokens_per_device(built: Built) -> float:
@@ -235,43 +262,61 @@ def _compiled(built: Built, common: dict[str, Any], with_events: bool) -> RunPla
     compiled = built.step.compile(built.batch)
     seconds = time.perf_counter() - begin
     explanation = explain_built(built)
-    recorder = Recorder(MAX_EVENTS if with_events else 0)
-    text, mesh = compiled.as_text() or "", built.layouts.mesh
-    pipeline = built.layouts.pipeline
-    timetable = pipeline.timetable if pipeline else None
-    timeline = simulate(text, common["target"], recorder=recorder, timetable=timetable)
+    text, mesh, notes = compiled.as_text() or "", built.layouts.mesh, explanation.notes
+    recorder, timeline = Recorder(MAX_EVENTS if with_events else 0), None
+    if common["target"].shape:
+        traffic = _traffic(_by_axes(explanation.predicted), mesh, common["target"])
+        step_seconds = _bound(built, common, traffic)
+        estimate = (compiled.cost_analysis() or {}).get("optimal_seconds", 0.0)
+        notes = (*notes, TPU_NOTE, f"libtpu's optimal_seconds, which count each loop once: {estimate * 1e3:,.1f} ms")
+    else:
+        pipeline = built.layouts.pipeline
+        timetable = pipeline.timetable if pipeline else None
+        timeline = simulate(text, common["target"], recorder=recorder, timetable=timetable)
+        traffic = _traffic(find_traffic(text, timeline, mesh), mesh, common["target"])
+        step_seconds = timeline.step_seconds
     return RunPlan(
         **common,
         state=explanation.bytes_per_device,
-        traffic=_traffic(find_traffic(text, timeline, mesh), mesh, common["target"]),
-        step_seconds=timeline.step_seconds,
+        traffic=traffic,
+        step_seconds=step_seconds,
         peak_bytes=explanation.compiled["total"],
         temporaries=explanation.compiled["temporaries"],
         timeline=timeline,
         compile_seconds=seconds,
         events=tuple(recorder.events),
-        notes=explanation.notes,
+        notes=notes,
     )
 
 
 def _analytic(built: Built, common: dict[str, Any], why: str) -> RunPlan:
-    """Plans without a compiler: a device computes or communicates, whichever takes longer."""
+    """Plans without a compiler."""
     target, state = common["target"], state_bytes(built)
-    lines = [(line, origin_of(line.axes)) for line in built.step.cost(built.batch)]
-    traffic = _traffic(lines, built.layouts.mesh, target)
-    peak, seconds = target.card.flops.get(common["dtype"]), None
-    if common["model_flops"] is not None and peak is not None:
-        flops = common["model_flops"] * RECOMPUTED[built.config.train.remat] / target.size
-        moving = sum(each.least_seconds for each in traffic) / EFFICIENCY.network
-        seconds = max(flops / (EFFICIENCY.matmul * peak), moving) / (1 - common["bubble"])
+    traffic = _traffic(_by_axes(built.step.cost(built.batch)), built.layouts.mesh, target)
     return RunPlan(
         **common,
         state=state,
         traffic=traffic,
-        step_seconds=seconds,
+        step_seconds=_bound(built, common, traffic),
         peak_bytes=common["analytic"].peak_bytes,
         notes=(*([built.re_formed] if built.re_formed else []), *built.layouts.notes, why),
     )
+
+
+def _bound(built: Built, common: dict[str, Any], traffic: tuple[Traffic, ...]) -> float | None:
+    """Returns the seconds of a step that computes or communicates, whichever takes longer."""
+    target = common["target"]
+    peak = target.card.flops.get(common["dtype"])
+    if common["model_flops"] is None or peak is None:
+        return None
+    flops = common["model_flops"] * RECOMPUTED[built.config.train.remat] / target.size
+    moving = sum(each.least_seconds for each in traffic) / EFFICIENCY.network
+    return max(flops / (EFFICIENCY.matmul * peak), moving) / (1 - common["bubble"])
+
+
+def _by_axes(lines: Iterable[Collective]) -> list[tuple[Collective, Origin]]:
+    """Returns predicted collectives with their origins."""
+    return [(line, origin_of(line.axes)) for line in lines]
 
 
 def _traffic(lines: Iterable[tuple[Collective, Origin]], mesh: DeviceMesh, target: Target) -> tuple[Traffic, ...]:
@@ -284,7 +329,7 @@ def _exchange(line: Collective, mesh: DeviceMesh, target: Target) -> dict[str, A
     last = [mesh.axis_names.index(axis) for axis in line.axes]
     groups = np.moveaxis(numbers, last, range(-len(last), 0)).reshape(-1, *(mesh.shape[axis] for axis in last))
     devices = groups.reshape(len(groups), -1)
-    crosses = bool((devices // target.gpus != devices[:, :1] // target.gpus).any())
+    crosses = not target.shape and bool((devices // target.gpus != devices[:, :1] // target.gpus).any())
     seconds = collective_seconds(line.kind, line.bytes, devices.tolist(), target, PEAK)
     return {"link": "network" if crosses else "host", "least_seconds": seconds}
 

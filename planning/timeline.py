@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..mesh.targets import Target
+from ..mesh.targets import Card, Target
 from ..parallel.schedule.timetable import Timetable
 from ..parallel.xla.census import calls_of, replica_groups
 from ..parallel.xla.optional_turns import EXCHANGE, part_of
@@ -237,6 +237,7 @@ class _Queues:
         self.compute = max(self.compute, end)
 
     def _kernel(self, instruction: Instruction, computation: Computation) -> None:
+        assert isinstance(self.target.card, Card)
         work = kernel_work(instruction, computation, self.program, self.target.card, self.efficiency)
         is_product = bool(GEMM.search(instruction.attributes) or ATTENTION.search(instruction.attributes) or work.flops)
         self._kernels += 1

@@ -1,4 +1,4 @@
-"""The report of one run: an HTML page in one file that loads nothing. Templates escape every value."""
+"""The report of one run and that of a plan: HTML pages in one file that load nothing. Templates escape every value."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
@@ -12,13 +12,16 @@ from ..layouts.paths import joined_path
 from ..layouts.sizes import counted, format_bytes
 from ..layouts.table import LayoutRow, LayoutTable, largest, stack_bytes, stacks_of
 from ..mesh.device_mesh import DeviceMesh
+from ..mesh.files import absolute_path
+from ..planning.run_plan import RunPlan
+from ..planning.trace import COMPUTE, HOST, NETWORK, Event
 from ..training.quantities import compact, duration, is_number, loss_text, speed_key, three_digits, with_unit
 from .charts import Reference, Series, collect_points, make_chart
-from .drawings import draw_array, draw_devices, mesh_sizes
+from .drawings import Cell, draw_array, draw_devices, draw_mesh, mesh_sizes
 from .run_record import RunRecord, final_figures, own_metrics, seconds_trained
 from .schedule_drawing import draw_svg
 from .templates import write_page
-from .time_course import make_timeline
+from .time_course import Course, Stretch, make_timeline
 
 REPORT = "report.html"
 MAX_SAMPLES = 30
@@ -42,6 +45,12 @@ TILES: dict[str, tuple[str, Callable[[float], str], str]] = {
     "predicted_bytes": ("memory per device", format_bytes, "of the compiled step"),
 }
 """Key of a final figure -> the name, format and remark of its tile."""
+
+
+QUEUE_KINDS = {COMPUTE: "step", HOST: "data", NETWORK: "save"}
+"""Queue of a simulated step -> the color of report.css."""
+WAITING = "lost"
+MAX_ALTERNATIVES = 30
 
 
 class Tile(NamedTuple):
@@ -185,3 +194,117 @@ def _choose_samples(samples: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
     if len(texts) <= MAX_SAMPLES:
         return texts
     return [texts[round(place * (len(texts) - 1) / (MAX_SAMPLES - 1))] for place in range(MAX_SAMPLES)]
+
+
+def write_plan_page(path: Path, plan: RunPlan, alternatives: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Writes the page of a plan; the file is replaced atomically.
+
+    Args:
+        path: The HTML file.
+        plan: A plan; with events, its page has a picture of the step.
+        alternatives: Ranked candidates with `strategy`, `step_seconds`, `peak_bytes`, `exposed_communication`, `bubble`
+            and `reason`, as `SearchResult.to_json()["ranked"]` has them; the winner comes first.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    names = plan.target.device_names()[: prod(plan.mesh.values())]
+    mesh = DeviceMesh(tuple(plan.mesh.values()), tuple(plan.mesh), names)
+    compiled = plan.compile_seconds is not None
+    write_page(
+        absolute_path(path),
+        "plan_page.html",
+        plan=plan,
+        how=f"compiled in {plan.compile_seconds:.1f} s" if compiled else "ANALYTIC, not compiled",
+        tiles=_plan_tiles(plan),
+        hosts=1 if plan.target.shape else plan.target.hosts,
+        mesh={"text": f"{mesh_sizes(mesh) or 'one device'}: {mesh.size:,} devices", "mesh": _draw_hosts(plan, mesh)},
+        axes=list(_axes_of_plan(plan)),
+        memory=_memory_of_plan(plan),
+        queues=list(_queue_pictures(plan.events)),
+        kinds=[*((kind, name) for name, kind in QUEUE_KINDS.items()), (WAITING, "kernels wait for a collective")],
+        alternatives=[_alternative(each) for each in alternatives[:MAX_ALTERNATIVES]],
+    )
+
+
+def _plan_tiles(plan: RunPlan) -> list[Tile]:
+    """Returns the figures in the head of the page of a plan; unknown ones are left out."""
+    verdict = {True: ("good", "fits"), False: ("bad", "does not fit"), None: ("", "may fit")}[plan.fits]
+    rate, exposed = plan.tokens_per_second_per_device, plan.timeline.exposed_share if plan.timeline else None
+    bound = "simulated" if plan.timeline else "bound of operations and bytes"
+    tiles = [
+        plan.step_seconds and Tile("time per step", duration(plan.step_seconds), [("", bound)]),
+        rate and Tile("tokens per second", compact(rate), [("", "of each device")]),
+        plan.mfu and Tile("model FLOP utilization", f"{plan.mfu:.1%}", [("", f"of the peak of {plan.dtype}")]),
+        exposed is not None and Tile("exposed communication", f"{exposed:.1%}", [("", "of all communication")]),
+        plan.bubble and Tile("pipeline bubble", f"{plan.bubble:.1%}"),
+        Tile("memory per device", format_bytes(plan.peak_bytes), [verdict]),
+    ]
+    return [tile for tile in tiles if isinstance(tile, Tile)]
+
+
+def _draw_hosts(plan: RunPlan, mesh: DeviceMesh) -> dict[str, Any]:
+    """Draws a mesh with the host of each device as its color; neighboring hosts have distant colors."""
+
+    def cell(place: tuple[int, ...]) -> Cell:
+        name = str(mesh.devices[place])
+        number = name.partition("@")[0].rpartition(":")[2]
+        host = plan.target.host_of(name)
+        hue = None if plan.target.hosts == 1 or plan.target.shape else round(250 + 137.5 * host, 1) % 360
+        return Cell(number, "", f"device {number}, host {host}", hue)
+
+    return draw_mesh(mesh, cell, 16, 8)
+
+
+def _axes_of_plan(plan: RunPlan) -> Iterable[dict[str, Any]]:
+    """Yields the traffic over each axis of more than one device."""
+    for name, size in plan.mesh.items():
+        lines = [each for each in plan.traffic if name in each.axes]
+        if size > 1:
+            links = {each.link for each in lines}
+            yield {
+                "name": name,
+                "size": size,
+                "link": "network" if "network" in links else "host" if links else "unused",
+                "bytes": sum(each.bytes for each in lines),
+                "seconds": sum(each.least_seconds for each in lines),
+            }
+
+
+def _memory_of_plan(plan: RunPlan) -> dict[str, int]:
+    """Returns the bytes of each kind, their total, and the capacity of a device."""
+    names: dict[str, str] = {"peak_bytes": "total", "capacity_bytes": "capacity"}
+    sizes = plan.to_json()["memory"].items()
+    return {names.get(kind) or kind: size for kind, size in sizes if is_number(size)}
+
+
+def _queue_pictures(events: Sequence[Event]) -> Iterable[tuple[str, dict[str, Any]]]:
+    """Yields the name of each queue with events, and the picture of its time."""
+    end = max((each.begin + each.seconds for each in events), default=0.0)
+    for queue, kind in QUEUE_KINDS.items():
+        stretches = [
+            Stretch(each.begin, each.begin + each.seconds, {_kind_of(each, kind): each.seconds}, 0)
+            for each in events
+            if each.queue == queue
+        ]
+        picture = make_timeline(Course([*stretches, Stretch(end, end, {}, 0)], []))
+        if stretches and picture:
+            yield queue, picture
+
+
+def _kind_of(event: Event, kind: str) -> str:
+    return WAITING if event.name.startswith("waits for") else kind
+
+
+def _alternative(row: Mapping[str, Any]) -> dict[str, str]:
+    """Returns a candidate of a search as texts."""
+    sizes = {axis: value["size"] if isinstance(value, Mapping) else value for axis, value in row["strategy"].items()}
+    details = [f"{key} {row[key]}" for key in ("accumulate", "remat") if key in row]
+    return {
+        "name": ", ".join([" × ".join(f"{axis} {size}" for axis, size in sizes.items()) or "one device", *details]),
+        "step": duration(row["step_seconds"]) if row["step_seconds"] else "unknown",
+        "memory": format_bytes(row["peak_bytes"]),
+        "exposed": f"{row['exposed_communication'] or 0:.1%}",
+        "bubble": f"{row['bubble']:.1%}",
+        "reason": row.get("reason", "") or "fastest",
+    }

@@ -2,11 +2,16 @@
 
 import argparse
 import json
+import os
+import sys
 from pathlib import Path
 
 from .command import Command, Print, add
 
-TARGET_HELP = "compile for GPUs that are not on this machine: a100-40, a100-80, h100, h200, b200, or a YAML file"
+TARGET_HELP = (
+    "accelerators that are not on this machine, such as h100:16x8 (hosts x GPUs) or v5p:8x8x16 (shape of a slice): "
+    "a100-40, a100-80, h100, h200, b200, gb200, v4, v5e, v5p, v6e, or a YAML file"
+)
 
 
 def add_init(parser: argparse.ArgumentParser) -> None:
@@ -182,6 +187,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `plan`."""
     add(parser, "config", "overrides")
     parser.add_argument("--target", metavar="CARD:HOSTSxGPUS", required=True, help=TARGET_HELP)
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write the plan as a page of one file")
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write the simulated step as a trace for Perfetto")
     add(parser, "--json")
 
@@ -199,14 +205,24 @@ def plan(arguments: argparse.Namespace) -> int:
       spmdkit plan my.yaml --target h100:128x8       1,024 H100s
       spmdkit plan my.yaml --target my-card.yaml:4x8 --json
       spmdkit plan my.yaml --target h100:1x8 --trace step.json    open it in ui.perfetto.dev
+      spmdkit plan my.yaml --target h100:1x8 --html plan.html
     """
+    from ...planning.separate_process import INSIDE, run_apart
+    from ..supervision.workers import BOUND_VARIABLE, bind_to_parent
+
+    if arguments.is_own_process and INSIDE not in os.environ:
+        return run_apart(sys.argv[1:], {BOUND_VARIABLE: str(os.getpid())})
+    bind_to_parent()
     from ...configs import load_config
     from ...planning.run_plan import plan_run
+    from ...report.page import write_plan_page
 
     config = load_config(arguments.config, arguments.overrides, sizes=False)
-    found = plan_run(config, arguments.target, with_events=arguments.trace is not None)
-    if arguments.trace is not None:
+    found = plan_run(config, arguments.target, with_events=bool(arguments.trace or arguments.html))
+    if arguments.trace:
         found.write_trace(arguments.trace)
+    if arguments.html:
+        write_plan_page(arguments.html, found)
     print(json.dumps(found.to_json(), indent=2) if arguments.json else found)
     return 0
 

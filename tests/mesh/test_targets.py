@@ -35,6 +35,9 @@ def test_mesh_of_this_machine_has_no_target():
         ("h10:2x8", r"Unknown target 'h10'; known: a100-40, .*Did you mean 'h100'\?"),
         ("h100:0x8", "0 x 8 = 0 devices; allowed: 1 .. 65,536"),
         ("h100:9000x8", "9000 x 8 = 72,000 devices"),
+        ("h100:2x2x2", r"NVIDIA H100 80GB HBM3 needs 2 numbers, got 3, such as h100:16x8"),
+        ("v5p:8x8", r"Google TPU v5p needs 3 numbers, got 2, such as v5p:4x4x4"),
+        ("v5e:0x4", "0 x 4 = 0 devices"),
         ("h100:2x16", r"8 of NVIDIA H100 80GB HBM3 \(gpus_per_host\), got 16. For 32 devices, write h100:4x8"),
     ],
 )
@@ -88,7 +91,46 @@ def test_reads_own_card_file(tmp_path):
         parse_target(f"{tmp_path / 'missing.yaml'}:1x4")
 
 
-@pytest.mark.parametrize("file", sorted(CARDS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_slices_of_tpus_are_named_by_their_shape():
+    target = parse_target("v5p:8x8x16")
+    assert (target.size, target.hosts, target.gpus) == (1024, 256, 4)
+    assert list_devices(target="v5p:8x8x16")[-1] == "tpu:1023@v5p:8x8x16"
+    assert DeviceMesh((8, 128), ("data", "fsdp"), target.device_names()).axes_across_processes == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "group", "links"),
+    [
+        ("v5p:4x4x4", range(4), 2),  # a ring along the first dim
+        ("v5p:4x4x4", range(0, 64, 16), 2),  # along the last one
+        ("v5p:4x4x4", range(64), 6),
+        ("v5p:4x4x2", range(0, 32, 16), 1),  # two chips in a line
+        ("v5e:16x16", range(256), 4),
+        ("v5e:8x8", range(64), 2),  # only a whole pod wraps around
+    ],
+)
+def test_groups_of_tpus_send_over_the_links_of_their_dims(text, group, links):
+    assert parse_target(text).links(group) == links
+
+
+def test_reads_own_tpu_file(tmp_path):
+    file = tmp_path / "card.yaml"
+    file.write_text((CARDS / "v5e.yaml").read_text().replace("torus: 2", "torus: two"))
+    with pytest.raises(UserError, match="torus: Input should be a valid integer, got 'two'"):
+        parse_target(f"{file}:4x4")
+
+
+TPUS = ("v4", "v5e", "v5p", "v6e")
+
+
+@pytest.mark.parametrize("name", TPUS)
+def test_files_of_tpus_cite_their_sources(name):
+    text = (CARDS / f"{name}.yaml").read_text()
+    assert f"cloud.google.com/tpu/docs/{name}" in text
+    assert parse_target(f"{name}:4x4x4" if name in ("v4", "v5p") else f"{name}:4x4").card.generation == name
+
+
+@pytest.mark.parametrize("file", sorted({*CARDS.glob("[abgh]*.yaml")}), ids=lambda file: file.stem)
 def test_describes_each_card(file):
     """A peak is that of tensor cores: cores x clock x operations in a clock, to within the boost of the clock."""
     card = parse_target(f"{file.stem}:1x8").card
@@ -106,3 +148,11 @@ def test_names_missing_compiler(monkeypatch):
     with pytest.raises(UserError, match=r"not installed .*: pip install 'spmdkit\[targets\]'"):
         _ = mesh.backend_mesh
     assert np.shape(mesh.devices) == (8,)
+
+
+def test_names_missing_compiler_of_tpus(monkeypatch):
+    monkeypatch.setattr(targets, "TPU_PLUGINS", ("missing_libtpu",))
+    targets.target_devices.cache_clear()
+    mesh = DeviceMesh((8,), ("data",), list_devices(target="v5e:2x4"))
+    with pytest.raises(UserError, match=r"TPU compiler .* not installed .*: pip install 'spmdkit\[tpu-targets\]'"):
+        _ = mesh.backend_mesh

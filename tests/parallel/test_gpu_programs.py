@@ -46,6 +46,7 @@ def step_for(target, strategy, *, rows, length=2048, vocabulary=1024, remat="ful
         ("h100:1x8", {"context": {"size": 2, "attention": "all_to_all"}, "fsdp": 4}),
         ("a100-80:1x8", {"fsdp": 8}),
         ("b200:1x8", {"fsdp": 8}),
+        ("gb200:1x16", {"fsdp": 16}),
     ],
     ids=str,
 )

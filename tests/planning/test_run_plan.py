@@ -1,11 +1,21 @@
 """`spmdkit plan`: the figures of a run on a cluster that is not here."""
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
 
+import jax
 import pytest
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import main
 from spmdkit.mesh import list_devices, targets
+from spmdkit.planning import run_plan
 from spmdkit.planning.kernel_time import EFFICIENCY
 from spmdkit.planning.run_plan import plan_run
 from spmdkit.runtime.build_run import build
@@ -21,7 +31,7 @@ name: a small card
 compute_capability: "9.0"
 cores: 1
 clock_ghz: 1.0
-memory_bytes: 100000
+memory_bytes: 100000000
 memory_bandwidth: 1.0e+9
 l2_bytes: 1000
 shared_memory: 1000
@@ -36,6 +46,7 @@ network: 1.0e+9
 @pytest.fixture
 def without_compiler(monkeypatch):
     monkeypatch.setattr(targets, "CUDA_PLUGINS", ())
+    monkeypatch.setattr(targets, "TPU_PLUGINS", ())
 
 
 @pytest.fixture
@@ -85,6 +96,27 @@ def test_one_group_across_hosts_is_enough_for_the_network(without_compiler, card
     assert gathers.least_seconds > gathers.bytes * 2 / 3 / 8e9
 
 
+def test_tpus_exchange_over_the_links_of_the_slice(without_compiler):
+    """8 chips of a 2 x 2 x 2 slice have 3 links of 100 GB/s each; fsdp 4 spans a square, with 2 of them."""
+    whole = planned("v5p:2x2x2", "strategy={fsdp: {size: 8, floor_bytes: 0}}")
+    square = planned("v5p:2x2x2", "strategy={data: 2, fsdp: {size: 4, floor_bytes: 0}}")
+    for found, members, links in ((whole, 8, 3), (square, 4, 2)):
+        (gathers,) = (each for each in found.traffic if (each.kind, each.axes) == ("all-gather", ("fsdp",)))
+        assert gathers.link == "host"
+        assert gathers.least_seconds == pytest.approx(gathers.bytes * (members - 1) / members / (links * 100e9))
+    assert "pip install 'spmdkit[tpu-targets]'" in str(whole)
+
+
+def test_step_that_the_compiler_refuses_does_not_fit(monkeypatch):
+    def refuse(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory on HBM")
+
+    monkeypatch.setattr(run_plan, "_compiled", refuse)
+    found = planned("v5p:2x2x2", "strategy={fsdp: 8}")
+    assert found.fits is False
+    assert "the compiler refuses: JaxRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory on HBM" in str(found)
+
+
 def test_names_missing_peak_of_card(without_compiler, card):
     found = planned(f"{card}:1x8", "strategy={fsdp: 8}", "precision.compute=float16")
     assert found.step_seconds is None
@@ -125,9 +157,21 @@ def test_idle_stages_take_their_share_of_the_time(without_compiler, card, remat,
 
 
 def test_state_larger_than_the_card_does_not_fit(without_compiler, card):
-    found = planned(f"{card}:1x1", "strategy={}")
+    card.write_text(CARD.replace("100000000", "400000"))
+    found = planned(f"{card}:1x8", "strategy={data: 8}")
     assert found.fits is False
     assert "DOES NOT FIT" in str(found)
+
+
+def test_rejects_models_that_are_too_large_for_every_mesh(without_compiler, card, capsys):
+    """Two layers of width 64 and AdamW's moments take over 8 x 95,000 bytes."""
+    card.write_text(CARD.replace("100000000", "50000"))
+    assert main(["plan", "fsdp", *SIZES.split(), "--target", f"{card}:1x8", "strategy={fsdp: 8}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(
+        r"card.yaml:1x8 is too small for every mesh: parameters .* \+ optimizer .* = .*, and 8 x 95%", line
+    )
+    assert re.search(r"Plan for more than \d+ devices", line)
 
 
 def test_command_prints_the_plan_as_json(without_compiler, capsys):
@@ -142,10 +186,55 @@ def test_command_prints_the_plan_as_json(without_compiler, capsys):
     [
         ("h100", "expected CARD:HOSTSxGPUS"),
         ("h10:1x8", "Did you mean 'h100'?"),
-        ("h100:3x8", "strategy"),
+        (
+            "h100:3x8",
+            "strategy: data 2 x fsdp 8, but there are 24 devices: 16 != 24. Set strategy.data=3 or strategy.fsdp=12",
+        ),
+        ("h100:1x1", "16 != 1. Set sizes whose product is 1.\n"),
         ("none.yaml:1x8", "none.yaml"),
     ],
 )
 def test_rejects_targets_that_do_not_fit(target, message, capsys):
     assert main(["plan", "fsdp", "--target", target, "strategy={data: 2, fsdp: 8}"]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_compilation_leaves_nothing_behind(tmp_path, number):
+    """SIGKILL ends the process that compiles, as the system does if memory runs out; SIGTERM ends the command."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    command = [sys.executable, "-m", "spmdkit", "plan", "fsdp", "--target", "h100:1x8", "strategy={fsdp: 8}"]
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    with subprocess.Popen(command, env=environment, stdout=-1, stderr=-1, text=True, cwd=tmp_path) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        deadline = time.monotonic() + 60
+        while not (child := children.read_text().split()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(int(child[0]) if number == signal.SIGKILL else process.pid, number)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert f"{number.name}" in error
+    assert error.count("\n") == 1
+    assert not os.path.exists(f"/proc/{child[0]}")
+    assert list(tmp_path.iterdir()) == [folder]
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.targets
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu: pip install 'spmdkit[tpu-targets]'")
+def test_libtpu_gives_the_memory_of_a_step():
+    """The state of a step is a part of its memory, and the time is marked as a bound."""
+    sizes = "model.width=512", "data.length=256"
+    found = planned("v5e:2x2", "strategy={fsdp: {size: 4, floor_bytes: 0}}", *sizes)
+    plain = found.to_json()
+    assert plain["compiled"]
+    assert plain["exposed_communication"] is None
+    state = sum(found.state[kind] for kind in ("parameters", "optimizer", "batch"))
+    assert found.temporaries > 0
+    assert found.peak_bytes >= state + found.temporaries
+    assert found.fits
+    assert "a program for TPUs is not simulated" in str(found)
+    assert "optimal_seconds" in str(found)

@@ -41,7 +41,7 @@ const reach = frame => {
     covered: covered([...page.querySelectorAll('.plot, .band')]),
     unnamed: [...page.querySelectorAll('svg[role=img]')].filter(svg => !svg.getAttribute('aria-label') &&
       !(svg.querySelector('title') && svg.querySelector('desc'))).length,
-    errors: view.messages, tip: tipOf(page.querySelector('.plot'), view),
+    errors: view.messages, tip: page.querySelector('.plot') && tipOf(page.querySelector('.plot'), view),
     sorted: [...page.querySelectorAll('.layouts tbody td.number')].map(cell => Number(cell.dataset.sort)),
     tallest: Math.max(...tiles.map(box => box.height)),
     ragged: right(tiles) - right(tiles.filter(box => box.bottom === bottom)),

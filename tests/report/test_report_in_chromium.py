@@ -17,9 +17,10 @@ from spmdkit.mesh.device_mesh import DeviceMesh
 from spmdkit.parallel.schedule.builders import make_schedule
 from spmdkit.report.charts import Mark
 from spmdkit.report.comparison import write_comparison
-from spmdkit.report.page import write_report
+from spmdkit.report.page import write_plan_page, write_report
 from spmdkit.report.time_course import Course, Stretch
 from spmdkit.runtime.goodput import KINDS, Goodput
+from support.plans import ALTERNATIVES, make_plan
 from support.reports import COLLECTIVES, COSTS, METRICS, make_facts, make_record
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -42,7 +43,8 @@ def laid_out(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chromium")
     write_run_page(folder / "report.html")
     write_comparison_page(folder / "compare.html")
-    texts = {name: (folder / f"{name}.html").read_text(encoding="utf-8") for name in PAGES}
+    write_plan_page(folder / "plan.html", make_plan("h100:16x8", {"data": 4, "fsdp": 32}), ALTERNATIVES)
+    texts = {name: (folder / f"{name}.html").read_text(encoding="utf-8") for name in (*PAGES, "plan")}
     pages = {name: text.replace("<head>", f"<head>{LISTEN}", 1) for name, text in texts.items()}
     frames = "".join(
         f'<iframe name="{name}" width="{width}" height="900" srcdoc="{escape(text)}"></iframe>'
@@ -123,7 +125,7 @@ def write_comparison_page(path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, "plan"])
 def test_page_fits_the_screen(laid_out, page, width):
     """No element extends beyond the page, no label covers another, and wider elements scroll in their own box."""
     measured = laid_out[page, width]

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 from .command import CONFIG, Command, Print, add_config, add_fresh, add_json, add_overrides
@@ -203,6 +204,13 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `plan`."""
     add_config(parser)
     parser.add_argument("--target", metavar="CARD:HOSTSxGPUS", required=True, help=TARGET_HELP)
+    parser.add_argument("--search", action="store_true", help="search the fastest strategy that fits")
+    text = "with --search: write the config with the best strategy to a file"
+    parser.add_argument("--write", metavar="FILE", type=Path, help=text)
+    text = "with --search: steps to compile, 0 = none (default: 8)"
+    parser.add_argument("--compile", metavar="K", type=int, help=text)
+    text = "with --search: the time limit (default: 840)"
+    parser.add_argument("--seconds", metavar="S", type=float, help=text)
     add_json(parser)
 
 
@@ -215,14 +223,31 @@ def plan(arguments: argparse.Namespace) -> int:
     efficiency factors are those of planning/kernel_time.py, the same for every prediction. Without the compiler
     (pip install 'spmdkit[targets]'), the plan is analytic, without the temporaries.
 
+    --search plans every mesh, pipeline schedule, number of microbatches and rematerialization that the model and the
+    batch allow, by formulas, and compiles the best of them in separate processes. It prints a ranking, with the reason
+    why each of the others lost. The model, the data, the global batch and the optimizer stay those of the config.
+
       spmdkit plan llama3_8b --target h100:1x8       8 H100s of one host
       spmdkit plan my.yaml --target h100:128x8       1,024 H100s
       spmdkit plan my.yaml --target my-card.yaml:4x8 --json
+      spmdkit plan llama3_70b --target h100:8x8 --search --write best.yaml
     """
     from ...configs import load_config
+    from ...mesh.errors import UserError
     from ...planning.run_plan import plan_run
+    from ...planning.search import search
+    from ..supervision.workers import BOUND_VARIABLE, bind_to_parent
 
-    found = plan_run(load_config(arguments.config, arguments.overrides, sizes=False), arguments.target)
+    bind_to_parent()
+    options = {name: getattr(arguments, name) for name in ("write", "compile", "seconds")}
+    given = {name: value for name, value in options.items() if value is not None}
+    if given and not arguments.search:
+        raise UserError(f"--{' and --'.join(given)} can be used only with --search.")
+    config = load_config(arguments.config, arguments.overrides, sizes=False)
+    if arguments.search:
+        found = search(config, arguments.target, environment={BOUND_VARIABLE: str(os.getpid())}, **given)
+    else:
+        found = plan_run(config, arguments.target)
     print(json.dumps(found.to_json(), indent=2) if arguments.json else found)
     return 0
 

@@ -6,6 +6,7 @@ the trip counts that it knows. The parts of a pipeline have theirs in their name
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import NamedTuple
@@ -37,21 +38,25 @@ def census(compiled_text: str, mesh: DeviceMesh) -> tuple[Collective, ...]:
         One line for each kind and set of axes: the axes along which the members of a group differ.
     """
     computations, entry = computations_of(compiled_text)
-    lines: list[Collective] = []
+    totals: defaultdict[tuple[str, tuple[str, ...]], list[Fraction]] = defaultdict(lambda: [Fraction(0), Fraction(0)])
     pending = [Call(entry, Fraction(1))]
     while pending:
         name, times = pending.pop()
         for instruction in computations.get(name, ()):
             found = collective_of(instruction)
             if found:
-                assert times.denominator == 1, f"{instruction} runs {times} times"
-                lines.extend(_collective(found, instruction, mesh, int(times)))
+                for line in _collective(found, instruction, mesh):
+                    total = totals[line.kind, line.axes]
+                    total[0] += times
+                    total[1] += times * line.bytes
             else:
                 pending.extend(Call(call.name, call.times * times) for call in calls_of(instruction))
-    return merge(lines)
+    for (kind, axes), (count, _) in totals.items():  # XLA may unroll a loop: then each copy runs a part of the turns
+        assert count.denominator == 1, f"{kind} over {axes} runs {count} times"
+    return merge(Collective(kind, axes, int(count), int(size)) for (kind, axes), (count, size) in totals.items())
 
 
-def _collective(found: re.Match[str], instruction: str, mesh: DeviceMesh, times: int) -> Iterator[Collective]:
+def _collective(found: re.Match[str], instruction: str, mesh: DeviceMesh) -> Iterator[Collective]:
     result, kind, start = found.groups()
     groups = replica_groups(instruction, mesh.size)
     if max(map(len, groups)) < 2:
@@ -60,7 +65,7 @@ def _collective(found: re.Match[str], instruction: str, mesh: DeviceMesh, times:
     if start and kind != "all-reduce" and len(sizes) > 1:
         sizes = sizes[len(sizes) // 2 :]  # an asynchronous start returns (operands, results, ...)
     total = sum(sizes) * (len(groups[0]) if kind == "reduce-scatter" else 1)
-    yield Collective(kind, _axes(groups, mesh), times, total * times)
+    yield Collective(kind, _axes(groups, mesh), 1, total)
 
 
 def _bytes(dtype: str) -> int:

@@ -2,8 +2,8 @@
 
 Every candidate is estimated in closed form (`estimate.py`). The most promising are compiled in separate processes by
 `spmdkit plan` itself. Each compiled step corrects the estimates of similar candidates, and the next one to compile is
-the fastest by the corrected estimates. The search ends if no other candidate can win by them, after a number of
-compiled steps that fit, or at a time limit.
+the fastest by the corrected estimates. The search ends if no other candidate is near the best by them, after a number
+of compiled steps that fit, or at a time limit.
 """
 
 import os
@@ -31,6 +31,8 @@ MAX_PER_MESH = 3
 """Variants of one mesh that are compiled at most: the others differ little from them."""
 MAX_ROWS = 20
 """Candidates in the table."""
+SLACK = 1.1
+"""Estimates of time up to this share above the best compiled step are still compiled."""
 MARGIN = 1.1
 """Estimates of memory up to this share above the limit are still compiled."""
 
@@ -301,7 +303,7 @@ def _compile_best(
                 row for row in left if meshes[row.candidate.mesh] < MAX_PER_MESH and corrections.may_fit(row, limit)
             ]
             row = min(allowed, key=lambda row: row.step_seconds, default=None)
-            if row is None or row.step_seconds >= best:
+            if row is None or row.step_seconds >= SLACK * best:
                 break
             left.remove(row)
             meshes[row.candidate.mesh] += 1

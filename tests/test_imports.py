@@ -23,7 +23,7 @@ MAX_CODE_LINES = {
     "data": 2430,
     "checkpoints": 1090,
     "training": 2510,
-    "configs": 1560,
+    "configs": 1570,
     "runtime": 3540,
     "planning": 1480,
     "report": 1060,

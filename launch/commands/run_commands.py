@@ -91,12 +91,14 @@ def train(arguments: argparse.Namespace) -> int:
       spmdkit train quickstart                       a language model on 8 simulated devices
       spmdkit train my.yaml train.steps=20           your own file, with one value changed
       spmdkit train my.yaml strategy.fsdp=-1         the state is sharded over all devices
+      spmdkit train my.yaml strategy=auto            the mesh is chosen for the devices
       spmdkit train runs/my train.steps=200          a run by its directory, with the config in it
       spmdkit train my.yaml --fresh                  from step 0; the old contents are moved aside, not deleted
       spmdkit train --help-config                    every key with its default and description
       spmdkit train --help-restart                   the keys that may change when a run resumes, and why others may not
     """
     from ...configs import load_config
+    from ...planning.auto_strategy import choose_for_run
     from ...report.reporter import RunReporter
     from ...runtime.build_run import prepare_devices
     from ...runtime.train import train as run
@@ -111,6 +113,7 @@ def train(arguments: argparse.Namespace) -> int:
         config = load_config(arguments.config, arguments.overrides, num_processes=processes, simulate=simulate)
         prepare_devices(config.run, config.precision, simulate)
     with joins_processes(config.timeouts, config.run.dir):
+        config = choose_for_run(config, fresh=arguments.fresh)
         return run(config, fresh=arguments.fresh, reporter=RunReporter())
 
 
@@ -234,6 +237,8 @@ def plan(arguments: argparse.Namespace) -> int:
     """
     from ...configs import load_config
     from ...mesh.errors import UserError
+    from ...mesh.targets import parse_target
+    from ...planning.auto_strategy import choose_strategy
     from ...planning.run_plan import plan_run
     from ...planning.search import search
     from ..supervision.workers import BOUND_VARIABLE, bind_to_parent
@@ -247,7 +252,7 @@ def plan(arguments: argparse.Namespace) -> int:
     if arguments.search:
         found = search(config, arguments.target, environment={BOUND_VARIABLE: str(os.getpid())}, **given)
     else:
-        found = plan_run(config, arguments.target)
+        found = plan_run(choose_strategy(config, parse_target(arguments.target)), arguments.target)
     print(json.dumps(found.to_json(), indent=2) if arguments.json else found)
     return 0
 

@@ -16,6 +16,8 @@ from .config_errors import ConfigError, Problem
 from .schema import CheckpointConfig, Config, TrainConfig
 
 REST = -1
+AUTO = "auto"
+"""The strategy that stands for a search of the mesh, see planning/auto_strategy.py."""
 ELASTIC_KEY = "launch.elastic"
 
 
@@ -34,6 +36,8 @@ def check_devices(config: Config, num_devices: int, num_processes: int = 1, is_t
     Raises:
         ConfigError: The product of the sizes is not `num_devices`, or the batch cannot be split over them.
     """
+    if AUTO in config.strategy:
+        raise ConfigError(["strategy: auto is for train, launch, explain and plan. Set the sizes that explain prints."])
     there_are = "there is 1 device" if num_devices == 1 else f"there are {num_devices} devices"
     problems = size_problems(config, num_devices, there_are, can_simulate=num_processes == 1 and not is_target)
     if problems:

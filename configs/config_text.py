@@ -15,6 +15,7 @@ from ..models.lora import LoRAConfig
 from ..parallel.options import show_number
 from ..parallel.sharding.strategies import option_types
 from ..training.callbacks.callback_catalog import CALLBACKS
+from .checks import AUTO
 from .key_names import sections
 from .schema import Config, ModelCheck
 from .secret_variables import redact_config
@@ -63,13 +64,14 @@ def config_schema() -> dict[str, Any]:
         if name != "transformer":
             definition["required"] = ["name", *definition.get("required", ())]
     own = {"type": "object", "properties": {"name": OWN_CODE}, "required": ["name"]}
-    sizes = {name: {"anyOf": [{"type": "integer"}, of[cls]]} for name, cls in axes.items()}
+    sizes: dict[str, Any] = {name: {"anyOf": [{"type": "integer"}, of[cls]]} for name, cls in axes.items()}
+    sizes[AUTO] = {"type": "object", "properties": {"size": {"const": -1}}, "additionalProperties": False}
     strategy = {"type": "object", "properties": sizes, "additionalProperties": False}
     callbacks = [{"enum": list(CALLBACKS)}, OWN_CODE, own, *(of[cls] for cls in CALLBACKS.values())]
     properties: dict[str, Any] = {
         **{name: of[cls] for name, cls in classes.items()},
         "model": {"anyOf": [{"type": "null"}, own, *(of[cls] for cls in model_classes.values())]},
-        "strategy": {"anyOf": [{"enum": list(axes)}, strategy]},
+        "strategy": {"anyOf": [{"enum": [*axes, AUTO]}, strategy]},
         "callbacks": {"type": ["array", "null"], "items": {"anyOf": callbacks}},
     }
     for name, text in field_help(Config).items():

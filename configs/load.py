@@ -11,14 +11,14 @@ from ..models.catalog import MODELS
 from ..models.lora import LoRAConfig
 from ..parallel.sharding.strategies import option_types
 from ..training.callbacks.callback_catalog import CALLBACKS
-from .checks import ELASTIC_KEY, elastic_problems, layout_problems, section_problems, size_problems
+from .checks import AUTO, ELASTIC_KEY, elastic_problems, layout_problems, section_problems, size_problems
 from .config_errors import ConfigError, Problem, config_error, split_key
 from .config_paths import anchor_overrides, code_problems, find_root
 from .config_sources import PRESETS, find_config, resolve_run_directory
 from .elastic import fit_to_devices
 from .key_names import sections, unknown_key
 from .launch_config import LaunchConfig
-from .schema import Config, ModelCheck
+from .schema import AutoStrategy, Config, ModelCheck
 from .secret_variables import redact_override
 from .validation import show_value, to_dataclass
 from .yaml_reader import read_file, read_yaml
@@ -233,8 +233,10 @@ def _to_strategy(value: Any, problems: list[Problem]) -> dict[str, Any]:
     rule = "a mapping of mesh axes to sizes, such as {fsdp: 4, data: 2}, or one axis, such as fsdp"
     if not _has_type(value, Mapping, "strategy", rule, problems):
         return {}
-    types = option_types()
+    types = {**option_types(), AUTO: AutoStrategy}
     problems += [unknown_key("strategy", name, list(types)) for name in value if name not in types]
+    if AUTO in value and len(value) > 1:
+        problems.append(Problem("strategy", "strategy: auto chooses all axes, so it must be the only entry."))
     return {
         name: to_dataclass(types[name], options, f"strategy.{name}", problems)
         for name, options in value.items()

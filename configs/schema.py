@@ -75,6 +75,14 @@ class ModelCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AutoStrategy:
+    """In place of all strategies: the mesh, train.accumulate and train.remat are chosen for the available devices."""
+
+    size: Literal[-1] = -1
+    """All devices."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayoutsConfig:
     """Rules that override the layouts that the strategies choose for parameters."""
 
@@ -231,8 +239,8 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     strategy: Mapping[str, Any] = field(default_factory=lambda: {"data": option_types()["data"](size=-1)})
-    """Mesh axis -> its size, or a mapping of its strategy's options; -1 = the remaining devices; `fsdp` alone =
-    {fsdp: -1}."""
+    """Mesh axis -> its size, or its strategy's options; -1 = the remaining devices; `fsdp` = {fsdp: -1}; `auto` = a
+    search."""
     layouts: LayoutsConfig = field(default_factory=LayoutsConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     precision: Precision = field(default_factory=Precision)

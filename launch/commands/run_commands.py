@@ -75,12 +75,14 @@ def train(arguments: argparse.Namespace) -> int:
       spmdkit train quickstart                       a language model on 8 simulated devices
       spmdkit train my.yaml train.steps=20           your own file, with one value changed
       spmdkit train my.yaml strategy.fsdp=-1         the state is sharded over all devices
+      spmdkit train my.yaml strategy=auto            the mesh is chosen for the devices
       spmdkit train runs/my train.steps=200          a run by its directory, with the config in it
       spmdkit train my.yaml --fresh                  from step 0; the old contents are moved aside, not deleted
       spmdkit train --help-config                    every key with its default and description
       spmdkit train --help-restart                   the keys that may change when a run resumes, and why others may not
     """
     from ...configs import load_config
+    from ...planning.auto_strategy import choose_for_run
     from ...report.reporter import RunReporter
     from ...runtime.build_run import prepare_devices
     from ...runtime.train import train as run
@@ -95,6 +97,7 @@ def train(arguments: argparse.Namespace) -> int:
         config = load_config(arguments.config, arguments.overrides, num_processes=processes, simulate=simulate)
         prepare_devices(config.run, config.precision, simulate)
     with joins_processes(config.timeouts, config.run.dir):
+        config = choose_for_run(config, fresh=arguments.fresh)
         return run(config, fresh=arguments.fresh, reporter=RunReporter())
 
 
@@ -187,6 +190,13 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `plan`."""
     add(parser, "config", "overrides")
     parser.add_argument("--target", metavar="CARD:HOSTSxGPUS", required=True, help=TARGET_HELP)
+    parser.add_argument("--search", action="store_true", help="search the fastest strategy that fits")
+    text = "with --search: write the config with the best strategy to a file"
+    parser.add_argument("--write", metavar="FILE", type=Path, help=text)
+    text = "with --search: steps to compile, 0 = none (default: 8)"
+    parser.add_argument("--compile", metavar="K", type=int, help=text)
+    text = "with --search: the time limit (default: 840)"
+    parser.add_argument("--seconds", metavar="S", type=float, help=text)
     parser.add_argument("--html", metavar="FILE", type=Path, help="write the plan as a page of one file")
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write the simulated step as a trace for Perfetto")
     add(parser, "--json")
@@ -201,11 +211,16 @@ def plan(arguments: argparse.Namespace) -> int:
     efficiency factors are those of planning/kernel_time.py, the same for every prediction. Without the compiler
     (pip install 'spmdkit[targets]'), the plan is analytic.
 
+    --search plans every mesh, pipeline schedule, number of microbatches and rematerialization that the model and the
+    batch allow, by formulas, and compiles the best of them in separate processes. It prints a ranking, with the reason
+    why each of the others lost. The model, the data, the global batch and the optimizer stay those of the config.
+
       spmdkit plan llama3_8b --target h100:1x8       8 H100s of one host
       spmdkit plan my.yaml --target h100:128x8       1,024 H100s
       spmdkit plan my.yaml --target my-card.yaml:4x8 --json
       spmdkit plan my.yaml --target h100:1x8 --trace step.json    open it in ui.perfetto.dev
       spmdkit plan my.yaml --target h100:1x8 --html plan.html
+      spmdkit plan llama3_70b --target h100:8x8 --search --write best.yaml
     """
     from ...planning.separate_process import INSIDE, run_apart
     from ..supervision.workers import BOUND_VARIABLE, bind_to_parent
@@ -214,15 +229,30 @@ def plan(arguments: argparse.Namespace) -> int:
         return run_apart(sys.argv[1:], {BOUND_VARIABLE: str(os.getpid())})
     bind_to_parent()
     from ...configs import load_config
+    from ...mesh.errors import UserError
+    from ...mesh.targets import parse_target
+    from ...planning.auto_strategy import choose_strategy
     from ...planning.run_plan import plan_run
+    from ...planning.search import search
     from ...report.page import write_plan_page
 
+    options = {name: getattr(arguments, name) for name in ("write", "compile", "seconds")}
+    given = {name: value for name, value in options.items() if value is not None}
+    if given and not arguments.search:
+        raise UserError(f"--{' and --'.join(given)} can be used only with --search.")
     config = load_config(arguments.config, arguments.overrides, sizes=False)
-    found = plan_run(config, arguments.target, with_events=bool(arguments.trace or arguments.html))
-    if arguments.trace:
-        found.write_trace(arguments.trace)
-    if arguments.html:
-        write_plan_page(arguments.html, found)
+    found, ranked = None, []
+    if arguments.search:
+        found = search(config, arguments.target, environment={BOUND_VARIABLE: str(os.getpid())}, **given)
+        config, ranked = found.config, found.to_json()["ranked"]
+    draws = bool(arguments.trace or arguments.html)
+    if found is None or draws:
+        planned = plan_run(choose_strategy(config, parse_target(arguments.target)), arguments.target, with_events=draws)
+        if arguments.trace:
+            planned.write_trace(arguments.trace)
+        if arguments.html:
+            write_plan_page(arguments.html, planned, ranked)
+        found = found or planned
     print(json.dumps(found.to_json(), indent=2) if arguments.json else found)
     return 0
 

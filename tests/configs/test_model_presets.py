@@ -12,10 +12,19 @@ PARAMETERS = {
     "llama3_70b": 70_553_706_496,
     "llama3_405b": 405_853_388_800,
     "mixtral_8x7b": 46_702_792_704,
+    "qwen3_8b": 8_190_735_360,  # as Qwen/Qwen3-8B
+    "qwen3_30b_a3b": 30_532_122_624,  # as Qwen/Qwen3-30B-A3B
 }
 SMALL = {
     "gpt2_124m": ["model.width=64", "model.heads=4"],
     "llama3_8b": ["model.width=64", "model.heads=4", "model.kv_heads=2", "model.mlp_width=128"],
+    "qwen3_30b_a3b": [
+        "model.width=64",
+        "model.heads=4",
+        "model.head_width=32",
+        "model.mlp_width=32",
+        "model.experts=8",
+    ],
 }
 
 
@@ -23,6 +32,14 @@ SMALL = {
 def test_has_published_number_of_parameters(name):
     """None of them is created."""
     assert build(load_config(name)).layouts.table.num_elements == PARAMETERS[name]
+
+
+def test_qwen3_has_published_active_parameters():
+    """3.3 billion of them multiply a token, as the model card states; q and k have norms, and the head is its own."""
+    active = build(load_config("qwen3_30b_a3b")).model.flops_of_length(1) / 6
+    assert active + 151_936 * 2048 == pytest.approx(3.3e9, rel=0.02)
+    paths = [row.path for row in build(load_config("qwen3_8b")).layouts.table.rows]
+    assert {"blocks/attention/query_norm", "blocks/attention/key_norm", "head/logits"} <= set(paths)
 
 
 @pytest.mark.slow

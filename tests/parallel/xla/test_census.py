@@ -118,6 +118,27 @@ def test_reads_kinds_and_bytes(line, kind, size):
     assert found == ((Collective(kind, ("fsdp",), 5, size),) if kind else ())
 
 
+def test_copies_of_an_unrolled_loop_add_up():
+    """XLA unrolled 5 turns to 1 + 2 x 2; a branch that runs in 3 of 5 turns is then in three places."""
+    branch = 'conditional(%p), branch_computations={%c, %d}, metadata={op_name="x/turns_3_of_5/cond"}'
+    text = f"""
+%body (p: (s32[])) -> (s32[]) {{
+  %x = () {branch}
+  %y = () {branch}
+}}
+%c (p: f32[8]) -> f32[8] {{
+  %a = f32[8]{{0}} all-reduce(%p), {GROUPS}
+}}
+%d (p: f32[8]) -> f32[8] {{
+}}
+ENTRY %main (p: f32[8]) -> f32[8] {{
+  %w = (s32[]) while(%t), condition=%e, body=%body, backend_config={{"known_trip_count":{{"n":"2"}}}}
+  %z = () {branch}
+}}
+"""
+    assert census(text, DeviceMesh((2, 4), ("data", "fsdp"))) == (Collective("all-reduce", ("fsdp",), 3, 96),)
+
+
 @pytest.mark.parametrize(
     ("line", "calls"),
     [

@@ -1,0 +1,329 @@
+"""Estimates the time and the memory of a candidate in closed form, in microseconds instead of a compilation.
+
+The terms of the time: products, attention and other kernels (forward, backward, and what backward computes again), the
+collectives of each axis with the part that products do not hide, idle stages, and the update. The terms of the memory:
+the state, its gradients, the activations that backward reads, the gathered parameters and one block's working set.
+The search uses it to decide what is worth compiling, so it errs on the side of too little memory.
+"""
+
+from functools import cache, lru_cache
+from math import ceil
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from ..configs.schema import Config
+from ..mesh.targets import Target
+from ..models.moe import MoEConfig
+from ..models.transformer_config import TransformerConfig
+from ..parallel.schedule.builders import make_schedule
+from ..parallel.schedule.schedule_table import Schedule
+from ..parallel.schedule.timing import measure
+from .candidates import Candidate, ModelSizes, group_of
+from .kernel_time import EFFICIENCY
+from .link_time import collective_seconds
+
+RING_PASSES = {"forward": 8, "backward": 16}
+"""How often ring attention between devices, which is not one fused kernel, reads or writes its scores in float32."""
+OVERLAPPED = {"one microbatch": 0.95, "several": 0.1}
+"""The share of FSDP's traffic that products can hide. In a loop over microbatches, XLA hides little of it: compiled
+steps of Llama-3 70B on 64 H100s expose 3 % of all traffic without accumulation, and 88 % with 8 microbatches."""
+MOST_ROUNDS = 4
+"""Microbatches for each stage up to which a schedule is made and timed."""
+MAX_LOGITS_BYTES = 1 << 30
+"""Logits that the loss holds at once (models/chunked_loss.py)."""
+
+
+class Pass(NamedTuple):
+    """Seconds of one block for one microbatch on one device, without communication."""
+
+    forward: float
+    backward_input: float
+    backward_weight: float
+
+
+class Estimate(NamedTuple):
+    """The estimated step of a candidate.
+
+    Attributes:
+        step_seconds: The time of a step.
+        peak_bytes: The most memory that a device needs.
+        terms: Name -> seconds of the step, which add up to `step_seconds`.
+        communication: Seconds in collectives, hidden or not.
+        bubble: The share of a pipeline's time in which stages are idle.
+    """
+
+    step_seconds: float
+    peak_bytes: float
+    terms: dict[str, float]
+    communication: float
+    bubble: float
+
+    @property
+    def exposed_share(self) -> float:
+        """The share of the communication that nothing hides."""
+        exposed = sum(seconds for name, seconds in self.terms.items() if name.startswith("traffic of"))
+        return min(exposed / self.communication, 1.0) if self.communication else 0.0
+
+
+class Estimator:
+    """Estimates candidates of one config for one target."""
+
+    def __init__(self, config: Config, model: ModelSizes, target: Target) -> None:
+        """Reads what all candidates share.
+
+        Args:
+            config: The run's configuration.
+            model: Facts about its model.
+            target: The accelerators.
+        """
+        self.model, self.target, self.batch = model, target, config.train.global_batch
+        self.width = jnp.dtype(config.precision.compute).itemsize
+        self.reduced = jnp.dtype(config.precision.reduce).itemsize
+        self.peak = target.card.flops.get(config.precision.compute) or max(target.card.flops.values())
+        self.collective = lru_cache(1 << 16)(self._collective)
+        self.group = lru_cache(1 << 14)(self._group)
+
+    def estimate(self, candidate: Candidate) -> Estimate:
+        """Returns the time and memory of a step."""
+        size = candidate.size
+        rows = self.batch // (size("data") * size("fsdp") * size("expert"))
+        passes = candidate.accumulate * candidate.microbatches
+        rows_at_once = rows / passes
+        block = self._block(candidate, rows_at_once)
+        traffic = self._traffic(candidate, rows_at_once)
+        terms, bubble = self._times(candidate, block, traffic, rows_at_once)
+        return Estimate(
+            step_seconds=sum(terms.values()),
+            peak_bytes=self.peak_bytes(candidate),
+            terms=terms,
+            communication=self._all_traffic(candidate, traffic, passes) + self._once(candidate)[0],
+            bubble=bubble,
+        )
+
+    def _collective(self, kind: str, size: float, devices: tuple[int, ...]) -> float:
+        return collective_seconds(kind, int(size), [list(devices)], self.target, EFFICIENCY)
+
+    def _group(self, mesh: tuple[tuple[str, int], ...], axes: tuple[str, ...]) -> tuple[int, ...]:
+        return group_of(Candidate(mesh=mesh), axes, self.target)
+
+    def _seconds(self, candidate: Candidate, kind: str, size: float, *axes: str) -> float:
+        if all(candidate.size(axis) == 1 for axis in axes):
+            return 0.0
+        return self.collective(kind, size, self.group(candidate.mesh, axes))
+
+    def _block(self, candidate: Candidate, rows: float) -> Pass:
+        """Returns the kernels of one block for one microbatch."""
+        sizes, length = self.model.sizes, self.model.length
+        if sizes is None:
+            forward = (self.model.forward_flops or 0.0) * rows / self.model.layers / (EFFICIENCY.matmul * self.peak)
+            return Pass(forward, forward, forward)
+        tensor, context = candidate.size("tensor"), candidate.size("context")
+        tokens = rows * length / context
+        matrices = (sizes.matmul_parameters - sizes.width * sizes.vocabulary) / sizes.layers
+        product = 2 * tokens * matrices / tensor / (EFFICIENCY.matmul * self.peak)
+        scores = rows * sizes.heads / tensor * length / context * length / 2  # half of them are masked
+        attention = 4 * scores * sizes.head_size / (EFFICIENCY.attention * self.peak)
+        memory = EFFICIENCY.memory * self.target.card.memory_bandwidth
+        ring = {name: 4 * scores * count / memory if context > 1 else 0.0 for name, count in RING_PASSES.items()}
+        hidden = getattr(sizes, "top_k", 1) * sizes.mlp_size
+        touched = 12 * sizes.width / tensor + 4 * sizes.heads * sizes.head_size / tensor + 6 * hidden / tensor
+        other = tokens * touched * self.width / memory
+        return Pass(
+            product + attention + ring["forward"] + other,
+            product + 2.5 * attention + ring["backward"] + 2 * other,
+            product,
+        )
+
+    def _traffic(self, candidate: Candidate, rows: float) -> dict[str, tuple[float, float, float]]:
+        """Returns axis -> seconds of one block's collectives in forward, backward, and recomputation."""
+        sizes, size = self.model.sizes, candidate.size
+        block = self._block_bytes(candidate, self.width)
+        gather = self._seconds(candidate, "all-gather", block, "fsdp") if candidate.keep == "block" else 0.0
+        scatter = self._seconds(candidate, "reduce-scatter", block * self.reduced / self.width, "fsdp")
+        found = {"fsdp": (gather, gather + scatter, 0.0)}
+        if sizes is None:
+            return found
+        positions = rows * self.model.length / size("context")
+        residual = positions * sizes.width * self.width
+        whole = self._seconds(candidate, "all-gather", residual, "tensor")
+        parts = self._seconds(candidate, "reduce-scatter", residual, "tensor")
+        found["tensor"] = (2 * (whole + parts), 2 * (whole + parts), 2 * whole + parts)
+        heads = max(sizes.num_kv_heads // size("tensor"), 1)
+        keys = 2 * positions * heads * sizes.head_size
+        hops = size("context") - 1
+        hop = self._seconds(candidate, "collective-permute", keys * self.width, "context")
+        back = self._seconds(candidate, "collective-permute", keys * 4, "context")
+        found["context"] = (hops * hop, hops * (hop + back), hops * hop)
+        if isinstance(sizes, MoEConfig):
+            moved = positions * sizes.top_k * sizes.width * self.width
+            exchange = self._seconds(candidate, "all-to-all", moved, "expert")
+            found["expert"] = (2 * exchange, 2 * exchange, 2 * exchange)
+        return found
+
+    def _block_bytes(self, candidate: Candidate, itemsize: float) -> float:
+        """Returns the bytes of one block that a device computes with."""
+        tensor = candidate.size("tensor")
+        experts = self.model.expert_parameters / (tensor * candidate.size("expert"))
+        return (self.model.block_parameters / tensor + experts) * itemsize
+
+    def _times(
+        self, candidate: Candidate, block: Pass, traffic: dict[str, tuple[float, float, float]], rows: float
+    ) -> tuple[dict[str, float], float]:
+        """Returns the terms of the step time, and the bubble."""
+        stages, passes = candidate.size("pipe"), candidate.accumulate * candidate.microbatches
+        layers = ceil(self.model.layers / (stages * candidate.virtual)) * candidate.virtual
+        again = block.forward if candidate.remat == "full" else 0.0
+        if candidate.remat == "dots":
+            again = 0.2 * block.forward
+        compute = block.forward + block.backward_input + block.backward_weight
+        repeats = candidate.remat != "none" or candidate.recompute
+        exposed = {axis: self._exposed(candidate, axis, each, block, repeats) for axis, each in traffic.items()}
+        terms = {"products and kernels": passes * layers * compute}
+        terms["recomputation"] = passes * layers * (again + (block.forward if candidate.recompute else 0.0))
+        for axis, seconds in exposed.items():
+            terms[f"traffic of {axis}"] = passes * layers * seconds
+        terms["head and embedding"] = passes * self._head(candidate, rows)
+        outer = self.model.outer_parameters / candidate.size("tensor") * self.reduced
+        once_a_pass = candidate.accumulate * self._seconds(candidate, "reduce-scatter", outer, "fsdp")
+        terms["traffic of fsdp"] += once_a_pass + self._seconds(candidate, "all-gather", outer, "fsdp") / 2
+        bubble = 0.0
+        if stages > 1:
+            costs = (block.forward, block.backward_input + again, block.backward_weight)
+            shares = tuple(max(round(4 * cost / block.forward), 1) / 4 for cost in costs)
+            time, ticks = pipeline_time(
+                candidate.schedule, stages, candidate.microbatches, candidate.virtual, candidate.recompute, shares
+            )
+            busy = candidate.microbatches * (sum(shares) + candidate.recompute * shares[0])
+            bubble = 1 - busy / time
+            terms["idle stages"] = (time / busy - 1) * sum(terms.values())
+            assert self.model.sizes is not None
+            residual = rows * self.model.length / candidate.size("context") * self.model.sizes.width * self.width
+            sent = self._seconds(candidate, "collective-permute", residual / candidate.size("tensor"), "pipe")
+            terms["traffic of pipe"] = 2 * ticks * sent
+        once, hidden = self._once(candidate)
+        terms["traffic of data"] = max(once - hidden * passes * layers * compute, 0.0)
+        local = self._stored(candidate, 1.0)[0]
+        bytes_of_update = local * self.model.bytes_per_parameter * (3 + 2 * self.model.optimizer_ratio)
+        terms["update"] = bytes_of_update / (EFFICIENCY.memory * self.target.card.memory_bandwidth)
+        return terms, bubble
+
+    def _exposed(
+        self, candidate: Candidate, axis: str, seconds: tuple[float, float, float], block: Pass, repeats: bool
+    ) -> float:
+        """Returns the time of a block's collectives over an axis that its kernels do not hide."""
+        forward, backward, again = seconds
+        total = forward + backward + (again if repeats else 0.0)
+        if axis == "fsdp" and candidate.size("pipe") == 1:
+            compute = block.forward + block.backward_input + block.backward_weight
+            share = OVERLAPPED["one microbatch" if candidate.accumulate == 1 else "several"]
+            return (1 - share) * total + max(share * total - compute, 0.0)
+        if axis == "context":
+            return max(forward - block.forward, 0.0) + max(total - forward - block.backward_input, 0.0)
+        return total
+
+    def _all_traffic(self, candidate: Candidate, traffic: dict[str, tuple[float, float, float]], passes: int) -> float:
+        layers = ceil(self.model.layers / candidate.size("pipe"))
+        return passes * layers * sum(map(sum, traffic.values()))
+
+    def _head(self, candidate: Candidate, rows: float) -> float:
+        """Returns the kernels outside the blocks for one microbatch; in a pipeline, all stages wait for them."""
+        sizes = self.model.sizes
+        if sizes is None:
+            return 0.0
+        tokens = rows * self.model.length / candidate.size("context")
+        products = 6 * tokens * sizes.width * sizes.vocabulary / candidate.size("tensor")
+        return products / (EFFICIENCY.matmul * self.peak)
+
+    def _once(self, candidate: Candidate) -> tuple[float, float]:
+        """Returns the time of the sums of gradients once a step, and the share of the kernels that can hide them."""
+        local, outer = self._stored(candidate, self.reduced)
+        pipe = candidate.size("pipe") > 1
+        kind = "all-reduce"
+        total = self._seconds(candidate, kind, local - (outer if pipe else 0.0), "data", "context")
+        if pipe:
+            total += self._seconds(candidate, kind, outer, "pipe", "data", "context")
+        if candidate.keep == "step":
+            whole = self._block_bytes(candidate, self.width) * self.model.layers / candidate.size("pipe")
+            total += self._seconds(candidate, "all-gather", whole, "fsdp")
+        at_once = candidate.accumulate == 1 and not pipe and not candidate.zero and candidate.size("fsdp") == 1
+        return total, 0.5 if at_once else 0.0
+
+    def _stored(self, candidate: Candidate, itemsize: float) -> tuple[float, float]:
+        """Returns the stored parameters of a device and those of them outside the blocks, times a number of bytes."""
+        size, stages = candidate.size, candidate.size("pipe")
+        layers = ceil(self.model.layers / (stages * candidate.virtual)) * candidate.virtual
+        split = size("fsdp") * size("tensor")
+        outer = self.model.outer_parameters / split * itemsize
+        blocks = layers * self._block_bytes(candidate, itemsize) / size("fsdp")
+        return blocks + outer, outer
+
+    def peak_bytes(self, candidate: Candidate) -> float:
+        """Returns the most bytes that a device needs."""
+        size, model = candidate.size, self.model
+        parts = size("data") * size("fsdp") * size("expert") * candidate.accumulate * candidate.microbatches
+        rows = self.batch / parts
+        stored, _ = self._stored(candidate, model.bytes_per_parameter)
+        optimizer = stored * model.optimizer_ratio / (size("data") if candidate.zero else 1)
+        outer = model.outer_parameters / size("tensor")
+        gathered = 2 * self._block_bytes(candidate, self.width) if size("fsdp") > 1 else 0.0
+        if candidate.keep == "step" or size("fsdp") == 1:
+            gathered = self._block_bytes(candidate, self.width) * ceil(model.layers / size("pipe"))
+        held = stored + optimizer + stored + gathered + outer * (self.width + 4)
+        if model.sizes is None:
+            return held
+        tokens = rows * model.length / size("context")
+        kept, everything = (tokens * each for each in self._bytes_per_token(model.sizes, candidate))
+        layers = ceil(model.layers / (size("pipe") * candidate.virtual))
+        slots = _slots(candidate)
+        if candidate.recompute:
+            activations = slots * tokens * model.sizes.width * self.width / size("tensor") + layers * kept
+        else:
+            activations = slots * layers * kept
+        logits = min(MAX_LOGITS_BYTES, tokens * model.sizes.vocabulary / size("tensor") * 4)
+        return held + activations + max(1.5 * everything, 1.5 * logits)
+
+    def _bytes_per_token(self, sizes: TransformerConfig, candidate: Candidate) -> tuple[float, float]:
+        """Returns what backward reads of a block under the candidate's policy, and all that a block makes."""
+        tensor = candidate.size("tensor")
+        residual = sizes.width / tensor
+        heads = (sizes.heads + 2 * sizes.num_kv_heads) * sizes.head_size / tensor
+        out = sizes.heads * sizes.head_size / tensor
+        hidden = getattr(sizes, "top_k", 1) * sizes.mlp_size / tensor
+        whole = 2 * sizes.width if tensor > 1 else 0
+        everything = 4 * residual + whole + 2 * heads + out + 4 * hidden
+        kept = {"none": everything, "dots": 2 * residual + heads + out + 2 * hidden, "full": residual}
+        return kept[candidate.remat] * self.width, everything * self.width
+
+
+def _slots(candidate: Candidate) -> float:
+    """Returns the microbatches of one chunk that a stage holds at once, as `schedule/builders.py` documents."""
+    stages, virtual = candidate.size("pipe"), candidate.virtual
+    if stages == 1:
+        return 1
+    if candidate.schedule == "interleaved_1f1b":
+        groups = candidate.microbatches // stages
+        return (virtual - 1) * ceil(candidate.microbatches / groups) + stages
+    return stages * virtual
+
+
+@cache
+def pipeline_time(
+    name: str, stages: int, microbatches: int, virtual: int, recompute: bool, costs: tuple[float, ...]
+) -> tuple[float, float]:
+    """Returns the time of a schedule in units of `costs`, see `measure`, and its ticks.
+
+    Both grow linearly with the microbatches once the pipeline is full, so long schedules are not made.
+    """
+    full = MOST_ROUNDS * stages
+    if microbatches > full:
+        half, whole = (pipeline_time(name, stages, number, virtual, recompute, costs) for number in (full // 2, full))
+        rounds = (microbatches - full) / (full - full // 2)
+        return whole[0] + rounds * (whole[0] - half[0]), whole[1] + rounds * (whole[1] - half[1])
+    timing = measure(_schedule(name, stages, microbatches, virtual, recompute), costs)
+    return timing.time, timing.ticks
+
+
+@lru_cache(64)
+def _schedule(name: str, stages: int, microbatches: int, virtual: int, recompute: bool) -> Schedule:
+    return make_schedule(name, stages, microbatches, virtual=virtual, recompute=recompute)

@@ -1,0 +1,216 @@
+"""`spmdkit plan --search`: candidates, estimates, the compiled stage, and the written config."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from spmdkit.configs import load_config
+from spmdkit.launch.cli import main
+from spmdkit.mesh import targets
+from spmdkit.mesh.targets import parse_target
+from spmdkit.parallel.schedule.builders import make_schedule
+from spmdkit.parallel.schedule.timing import measure
+from spmdkit.planning import search as search_module
+from spmdkit.planning.candidates import Candidate, enumerate_candidates, group_of, model_sizes
+from spmdkit.planning.compilations import Compilations
+from spmdkit.planning.estimate import Estimator, pipeline_time
+from spmdkit.planning.run_plan import plan_run
+from spmdkit.planning.search import rank, search
+
+SMALL = "model.layers=4 model.width=64 model.heads=8 data.length=64 train.global_batch=16 precision.compute=bfloat16"
+GIB = 2**30
+
+
+def small(*overrides):
+    return load_config("fsdp", [*SMALL.split(), *overrides], sizes=False)
+
+
+def best(preset, target, *overrides):
+    return rank(load_config(preset, overrides, sizes=False), parse_target(target))[0]
+
+
+@pytest.fixture
+def without_compiler(monkeypatch):
+    monkeypatch.setattr(targets, "CUDA_PLUGINS", ())
+
+
+def test_every_candidate_can_be_planned(without_compiler):
+    """The sizes of a candidate pass all checks of a run: of its strategies, its model and its batch."""
+    config, target = small(), parse_target("h100:1x8")
+    found = list(enumerate_candidates(model_sizes(config), target, 16))
+    meshes = {candidate.mesh: candidate for candidate in found}  # the last variant of each
+    assert {"pipe", "data", "fsdp", "context", "tensor"} <= {axis for mesh in meshes for axis, _ in mesh}
+    for candidate in meshes.values():
+        plan = plan_run(candidate.configure(config), "h100:1x8")
+        assert {axis: size for axis, size in plan.mesh.items() if size > 1} == dict(candidate.mesh)
+
+
+def test_experts_are_split_only_if_the_model_has_them():
+    target = parse_target("h100:1x8")
+    axes = [
+        {axis for candidate in enumerate_candidates(model_sizes(config), target, 16) for axis, _ in candidate.mesh}
+        for config in (small(), small("model={name: moe, layers: 2, width: 64, heads: 8, experts: 4}"))
+    ]
+    assert ["expert" in each for each in axes] == [False, True]
+
+
+def test_a_model_without_split_work_splits_rows_only(without_compiler):
+    rows, _ = rank(load_config("mlp", ["train.global_batch=64"], sizes=False), parse_target("h100:1x8"))
+    assert {axis for row in rows for axis, _ in row.candidate.mesh} == {"data", "fsdp"}
+
+
+def test_group_spans_the_stride_of_its_axes():
+    mesh = Candidate(mesh=(("data", 2), ("fsdp", 4), ("tensor", 2)))
+    target = parse_target("h100:2x8")
+    assert group_of(mesh, ("tensor",), target) == (0, 1)
+    assert group_of(mesh, ("fsdp",), target) == (0, 2, 4, 6)
+    assert group_of(mesh, ("data", "tensor"), target) == (0, 1, 8, 9)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb_h1", "zbv"])
+def test_long_schedules_are_timed_by_their_growth(name):
+    costs, virtual = (1.0, 2.0, 1.5), 2 if name == "zbv" else 1
+    exact = measure(make_schedule(name, 4, 64, virtual=virtual), costs)
+    time, ticks = pipeline_time(name, 4, 64, virtual, False, costs)
+    assert time == pytest.approx(exact.time, rel=0.01)
+    assert ticks == pytest.approx(exact.ticks, rel=0.01)
+
+
+def test_estimate_is_near_the_compiled_step():
+    """Compiled for h100:8x8 by JAX 0.10.2: 14.4 s and 50.7 GiB, with tensor parallelism 17.0 s and 55.6 GiB."""
+    config, target = load_config("llama3_70b", sizes=False), parse_target("h100:8x8")
+    estimator = Estimator(config, model_sizes(config), target)
+    for mesh, seconds, gib in (((("fsdp", 64),), 14.4, 50.7), ((("fsdp", 16), ("tensor", 4)), 17.0, 55.6)):
+        found = estimator.estimate(Candidate(mesh=mesh, remat="full"))
+        assert found.step_seconds == pytest.approx(seconds, rel=0.25)
+        assert found.peak_bytes / GIB == pytest.approx(gib, rel=0.25)
+
+
+def test_estimate_has_recomputation_bubble_and_exposed_tensor_traffic():
+    config, target = load_config("llama3_8b", sizes=False), parse_target("h100:1x8")
+    estimator = Estimator(config, model_sizes(config), target)
+    alone, again = (estimator.estimate(Candidate(mesh=(("fsdp", 8),), remat=each)) for each in ("none", "full"))
+    assert alone.terms["recomputation"] == 0
+    assert again.terms["recomputation"] > 0.2 * again.terms["products and kernels"]
+    assert alone.peak_bytes > 2 * again.peak_bytes
+    tensor = estimator.estimate(Candidate(mesh=(("tensor", 8),), accumulate=128))
+    assert tensor.terms["traffic of tensor"] > 0
+    stages = (("pipe", 4), ("data", 2))
+    few, many = (estimator.estimate(Candidate(mesh=stages, schedule="1f1b", microbatches=number)) for number in (4, 64))
+    assert few.bubble > many.bubble + 0.1 > 0.1
+    assert few.terms["idle stages"] > many.terms["idle stages"]
+
+
+def test_large_models_do_not_win_with_copies():
+    """8B parameters and Adam's moments take 96 GB: too much for one device, so data parallelism alone does not fit."""
+    rows = best("llama3_8b", "h100:1x8")
+    assert all(row.candidate.mesh != (("data", 8),) for row in rows)
+    assert dict(rows[0].candidate.mesh).keys() & {"fsdp", "tensor", "pipe"}
+
+
+def test_analytic_search_prints_reasons_and_writes_a_config(without_compiler, tmp_path, capsys):
+    target, written = ["--target", "h100:1x8"], tmp_path / "best.yaml"
+    assert main(["plan", "fsdp", *SMALL.split(), *target, "--search", "--write", str(written), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    winner, *others = found["ranked"]
+    assert winner == found["winner"]
+    assert winner["reason"] == ""
+    assert all(row["reason"] for row in others)
+    assert all(row["step_seconds"] >= winner["step_seconds"] for row in others)
+    assert "ANALYTIC" in found["notes"][0]
+    config = load_config(written)
+    assert {axis: options.size for axis, options in config.strategy.items()} == {
+        axis: options["size"] for axis, options in winner["strategy"].items()
+    }
+    assert (config.train.remat, config.train.accumulate) == (winner["remat"], winner["accumulate"])
+    assert config.train.global_batch == 16
+
+
+def fake_plan(seconds, peak, fits):
+    return {
+        "step_seconds": seconds,
+        "memory": {"peak_bytes": peak, "fits": fits},
+        "exposed_communication": 0.1,
+        "bubble": 0.0,
+    }
+
+
+class FakeCompilations(Compilations):
+    """Compiles nothing: meshes with `tensor` do not fit, and all others take as long as they have FSDP shards."""
+
+    def start(self, candidate):
+        self.started += 1
+        self.last = candidate
+        return self.started
+
+    def wait(self, deadline):
+        fits = self.last.size("tensor") == 1
+        return self.started, search_module.Outcome(fake_plan(self.last.size("fsdp"), 5 * GIB, fits), "")
+
+
+def test_compiled_steps_decide(monkeypatch):
+    monkeypatch.setattr(search_module, "Compilations", FakeCompilations)
+    monkeypatch.setattr(search_module, "has_compiler", lambda: True)
+    monkeypatch.setattr(search_module, "_workers", lambda: 1)
+    found = search(load_config("llama3_8b", sizes=False), "h100:1x8", compile=100, seconds=60)
+    winner = found.rows[0]
+    compiled = [row for row in found.rows if row.plan]
+    fitting = [row for row in compiled if row.plan["memory"]["fits"]]
+    assert winner.plan
+    assert winner.step_seconds == min(row.step_seconds for row in fitting)
+    assert winner.candidate.size("tensor") == 1
+    assert all("does not fit" in row.reason for row in compiled if row not in fitting)
+    assert len(fitting) < len(compiled) <= found.counts["candidates"]
+
+
+def test_nothing_fits_is_one_sentence(without_compiler, capsys):
+    assert main(["plan", "llama3_405b", "--target", "h100:1x8", "--search"]) == 2
+    assert "no mesh of h100:1x8 fits" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [["--compile", "-1"], ["--seconds", "0"]])
+def test_rejects_invalid_limits(option, capsys):
+    assert main(["plan", "fsdp", "--target", "h100:1x8", "--search", *option]) == 2
+    assert "--compile must be at least 0 and --seconds more than 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [["--write", "x.yaml"], ["--compile", "2"], ["--seconds", "5"]])
+def test_options_need_search(option, capsys):
+    assert main(["plan", "fsdp", "--target", "h100:1x8", *option]) == 2
+    assert "only with --search" in capsys.readouterr().err
+
+
+def test_processes_are_killed_and_files_removed(tmp_path, monkeypatch):
+    """A compilation that hangs ends with the search, with everything that it started."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "python").write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {tmp_path}/child\nwait\n")
+    (tmp_path / "python").chmod(0o700)
+    with Compilations(small(), "h100:1x8", {}) as compilations:
+        compilations.start(Candidate(mesh=(("fsdp", 8),)))
+        (process,) = compilations.processes.values()
+        while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text():
+            time.sleep(0.01)
+        assert compilations.wait(time.monotonic() + 0.2) is None
+    child = int((tmp_path / "child").read_text())
+    assert process.returncode == -signal.SIGKILL
+    assert not os.path.exists(compilations.folder.name)
+    for _ in range(100):
+        state = subprocess.run(["ps", "-o", "stat=", "-p", str(child)], capture_output=True, text=True).stdout.strip()
+        if not state or state.startswith("Z"):
+            break
+        time.sleep(0.05)
+    assert not state or state.startswith("Z")
+
+
+def test_a_killed_compiler_is_a_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "python").write_text("#!/bin/sh\nkill -9 $$\n")
+    (tmp_path / "python").chmod(0o700)
+    with Compilations(small(), "h100:1x8", {}) as compilations:
+        compilations.start(Candidate(mesh=(("fsdp", 8),)))
+        _, outcome = compilations.wait(time.monotonic() + 60)
+    assert outcome == (None, "the compiler was killed by SIGKILL")

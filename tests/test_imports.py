@@ -16,10 +16,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_CODE_LINES = {
-    "mesh": 870,
+    "mesh": 880,
     "layouts": 1110,
     "parallel": 7610,
-    "models": 2440,
+    "models": 2460,
     "data": 2400,
     "checkpoints": 1080,
     "training": 2500,

@@ -237,20 +237,22 @@ class Step:
         errors = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.extra_table.abstract_arrays)
         return state._replace(opt_state=self.optimizer.init(params), extra=errors)
 
-    def _step(self, gradients: Callable[..., Any], state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+    def _step(
+        self, abstract: bool, gradients: Callable[..., Any], state: TrainState, batch: Batch
+    ) -> tuple[TrainState, StepMetrics]:
         kept = state.extra, state.model_state, state.loss_scale
         grads, metrics, extra, model_state = gradients(state.params, batch, state.key, state.step, *kept)
-        before = self._as_updated(state.params), state.opt_state
+        before = self._as_updated(state.params, abstract=abstract), state.opt_state
         after = apply_optimizer(self.optimizer, grads, state.opt_state, before[0], metrics.loss)
         (params, opt_state), loss_scale = accept(after, before, state.loss_scale, metrics.grad_norm, self.precision)
         metrics = with_means(metrics, state.loss_scale)
         return TrainState(state.step + 1, params, opt_state, state.key, extra, model_state, loss_scale), metrics
 
-    def _as_updated(self, params: Params) -> Params:
+    def _as_updated(self, params: Params, *, abstract: bool) -> Params:
         """Returns the parts of the parameters that this device updates."""
         if not self.plan.zero:
             return params
-        return jax.lax.with_sharding_constraint(params, self.plan.update_table.shardings())
+        return jax.lax.with_sharding_constraint(params, self.plan.update_table.shardings(abstract=abstract))
 
     def _jit_step(self, *, abstract: bool) -> Any:
         state_shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state(abstract=abstract))
@@ -267,7 +269,8 @@ class Step:
         if self.plan.local_steps:
             step = make_local_step(self._device_step, self.optimizer, abstract=abstract)
         else:
-            step = partial(self._step, self._device_step.mapped_gradients(self.extra_table, abstract=abstract))
+            mapped = self._device_step.mapped_gradients(self.extra_table, abstract=abstract)
+            step = partial(self._step, abstract, mapped)
         return self._batches.around(self._device_step.outputs.around(step))
 
     @cached_property

@@ -155,7 +155,7 @@ def test_labels_are_unique_words():
     ("group", "message"),
     [
         (GroupConfig(), r"optimizer.groups.head/.\* is empty"),
-        (GroupConfig(learning_rate=-1.0), r"^optimizer.groups.head/.\*.learning_rate=-1.0 must be at least 1.17549e"),
+        (GroupConfig(learning_rate=-1.0), r"^optimizer.groups.head/.\*.learning_rate=-1.0 must be positive in float32"),
         (GroupConfig(learning_rate_factor=1e308 * 10), r"learning_rate_factor=inf must be a finite number"),
         (GroupConfig(learning_rate=1.0, learning_rate_factor=1.0), "exclude each other"),
         (GroupConfig(name="adamm"), r"^optimizer.groups.head/.\*.name='adamm' is not an optimizer. Did you mean adam"),

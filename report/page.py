@@ -273,9 +273,8 @@ def _axes_of_plan(plan: RunPlan) -> Iterable[dict[str, Any]]:
 
 def _memory_of_plan(plan: RunPlan) -> dict[str, int]:
     """Returns the bytes of each kind, their total, and the capacity of a device."""
-    names: dict[str, str] = {"peak_bytes": "total", "capacity_bytes": "capacity"}
-    sizes = plan.to_json()["memory"].items()
-    return {names.get(kind) or kind: size for kind, size in sizes if is_number(size)}
+    temporaries = {} if plan.temporaries is None else {"temporaries": plan.temporaries}
+    return {**plan.state, **temporaries, "total": plan.peak_bytes, "capacity": plan.target.card.memory_bytes}
 
 
 def _queue_pictures(events: Sequence[Event]) -> Iterable[tuple[str, dict[str, Any]]]:

@@ -89,7 +89,7 @@ def default_options(plan: ShardingPlan) -> dict[str, Any]:
     """Returns the options that `run.xla: default` selects; empty except on NVIDIA GPUs.
 
     The times are those of Llama-3 8B on H100s, 8,192 positions x 2 rows per GPU, compiled and simulated
-    (`planning/timeline.py`), not run:
+    (`planning/timeline.py`), not run, before the efficiency factors were calibrated:
 
         latency hiding      puts products between the start and the end of a collective. NVIDIA's images of JAX set it
         double buffering    two blocks in each turn of a loop, so that what it carries is not copied: fsdp 8 takes 1,776

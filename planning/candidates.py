@@ -41,7 +41,7 @@ class ModelSizes(NamedTuple):
         block_parameters: Parameters of one block outside its experts.
         expert_parameters: Parameters of all experts of one block.
         outer_parameters: Parameters outside the blocks.
-        bytes_per_parameter: Of stored parameters.
+        bytes_per_parameter: Bytes of one stored parameter.
         optimizer_ratio: Bytes of the optimizer's state per byte of the parameters.
         forward_flops: Operations of forward for one row, for a model that is not a transformer; None if unknown.
     """

@@ -28,7 +28,7 @@ RING_PASSES = {"forward": 8, "backward": 16}
 OVERLAPPED = {"one microbatch": 0.95, "several": 0.1}
 """The share of FSDP's traffic that products can hide. In a loop over microbatches, XLA hides little of it: compiled
 steps of Llama-3 70B on 64 H100s expose 3 % of all traffic without accumulation, and 88 % with 8 microbatches."""
-MOST_ROUNDS = 4
+MAX_ROUNDS = 4
 """Microbatches for each stage up to which a schedule is made and timed."""
 MAX_LOGITS_BYTES = 1 << 30
 """Logits that the loss holds at once (models/chunked_loss.py)."""
@@ -315,7 +315,7 @@ def pipeline_time(
 
     Both grow linearly with the microbatches once the pipeline is full, so long schedules are not made.
     """
-    full = MOST_ROUNDS * stages
+    full = MAX_ROUNDS * stages
     if microbatches > full:
         half, whole = (pipeline_time(name, stages, number, virtual, recompute, costs) for number in (full // 2, full))
         rounds = (microbatches - full) / (full - full // 2)

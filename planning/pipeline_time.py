@@ -33,7 +33,7 @@ def pipeline_seconds(timetable: Timetable, parts: Mapping[str, Sequence[float]])
 
     Args:
         timetable: The timetable of the pipeline.
-        parts: As in `tick_seconds`; and "exchange" -> the seconds of the messages in each of `timetable.sends`.
+        parts: The argument of `tick_seconds`, with "exchange" -> the seconds of the messages in each of `timetable.sends`.
     """
     ticks, sends = tick_seconds(timetable, parts), parts[EXCHANGE]
     clock = np.zeros(ticks.shape[1])
@@ -55,7 +55,7 @@ def textbook_seconds(schedule: Schedule, timetable: Timetable, parts: Mapping[st
     Args:
         schedule: The schedule.
         timetable: Its timetable.
-        parts: As in `tick_seconds`; the time to skip a part does not count.
+        parts: The argument of `tick_seconds`; the time to skip a part does not count.
     """
     ticks = tick_seconds(timetable, {part: (0.0, max(branches)) for part, branches in parts.items()})
     free = [0.0] * schedule.stages

@@ -33,7 +33,7 @@ def pipeline_seconds(timetable: Timetable, parts: Mapping[str, Sequence[float]])
 
     Args:
         timetable: The timetable of the pipeline.
-        parts: The argument of `tick_seconds`, with "exchange" -> the seconds of the messages in each of `timetable.sends`.
+        parts: The argument of `tick_seconds`, and "exchange" -> the seconds of each of `timetable.sends`.
     """
     ticks, sends = tick_seconds(timetable, parts), parts[EXCHANGE]
     clock = np.zeros(ticks.shape[1])

@@ -174,23 +174,31 @@ def vary(value: Array, axes: Iterable[str]) -> Array:
     return lax.pcast(value, missing, to="varying") if missing else value
 
 
-def keep_split(collective: Callable[[Array], Array], value: Array, layout: TensorLayout, dim: int) -> Array:
+def keep_split(
+    collective: Callable[..., Array], value: Array, over: Any, layout: TensorLayout, dim: int, **options: Any
+) -> Array:
     """Runs a collective inside `shard_map` on a value that stays split over the axes left to XLA.
 
     XLA would gather the value over these axes first. In a nested `shard_map`, each device has only its own part.
 
     Args:
-        collective: A collective over manual axes that changes one dim.
+        collective: `collective(value, over, **options)`, a collective over manual axes that changes one dim.
         value: The value on the devices along the manual axes.
+        over: The manual axes of the collective.
         layout: The layout of the value over all axes; those that are not manual are left to XLA.
         dim: The dim that the collective changes. If an axis left to XLA splits it too, XLA gathers over that axis.
+        **options: The other arguments of the collective.
     """
+
+    def run(part: Array) -> Array:
+        return collective(part, over, **options)
+
     manual = jax.sharding.get_abstract_mesh().manual_axes
     left = without_axes(layout, {*manual, *layout.axes_of_dim(dim)})
     axes, checks = set(left.used_axes), bool(varying_axes(value))
     if not axes:
-        return collective(value)
-    nested = jax.shard_map(collective, in_specs=left.spec, out_specs=left.spec, axis_names=axes, check_vma=checks)
+        return run(value)
+    nested = jax.shard_map(run, in_specs=left.spec, out_specs=left.spec, axis_names=axes, check_vma=checks)
     return nested(value)
 
 

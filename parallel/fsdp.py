@@ -142,7 +142,7 @@ def gather(params: Any, layouts: Any, axes: tuple[str, ...], precision: Precisio
     def collect(shard: Array, layout: TensorLayout) -> Array:
         whole = cast_float(lax.stop_gradient(shard), precision.compute)
         for dim, names in _gathered_dims(layout, axes):
-            whole = keep_split(partial(lax.all_gather, axis_name=names, axis=dim, tiled=True), whole, layout, dim)
+            whole = keep_split(lax.all_gather, whole, names, layout, dim, axis=dim, tiled=True)
         return whole
 
     return jax.tree.map(collect, params, layouts)
@@ -231,8 +231,8 @@ def _attach_backward(scatter: Callable[[Array], Array], _: None, gradient: Array
 
 def _scatter(gradient: Array, layout: TensorLayout, axes: tuple[str, ...], precision: Precision) -> Array:
     for dim, names in reversed(_gathered_dims(layout, axes)):
-        scatter = partial(lax.psum_scatter, axis_name=names, scatter_dimension=dim, tiled=True)
-        gradient = keep_split(scatter, cast_float(gradient, precision.reduce), layout, dim)
+        summed = cast_float(gradient, precision.reduce)
+        gradient = keep_split(lax.psum_scatter, summed, names, layout, dim, scatter_dimension=dim, tiled=True)
     return gradient.astype(precision.params)
 
 

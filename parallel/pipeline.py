@@ -151,7 +151,7 @@ def finish(gradients: Params, plan: ShardingPlan) -> Params:
 def _over_pipe(function: Callable[[Array, int], Array], tree: Params, plan: ShardingPlan) -> Params:
     def apply(leaf: Array, layout: TensorLayout) -> Array:
         dim = _dim(layout)
-        return leaf if dim is None else keep_split(lambda part: function(part, dim), leaf, layout, dim)
+        return leaf if dim is None else keep_split(lambda part, _: function(part, dim), leaf, AXIS, layout, dim)
 
     if plan.pipeline is None:
         return tree

@@ -30,7 +30,6 @@ and 5.2.
 """
 
 from collections.abc import Collection
-from functools import partial
 from typing import Any
 
 import jax
@@ -79,8 +78,9 @@ def finish(gradients: Any, plan: ShardingPlan) -> Any:
         dim = _scattered_dim(layout, update)
         if dim is None:
             return gradient
-        reduce_scatter = partial(lax.psum_scatter, axis_name=AXIS, scatter_dimension=dim, tiled=True)
-        return keep_split(reduce_scatter, gradient.astype(reduce_dtype), layout, dim).astype(gradient.dtype)
+        wide = gradient.astype(reduce_dtype)
+        summed = keep_split(lax.psum_scatter, wide, AXIS, layout, dim, scatter_dimension=dim, tiled=True)
+        return summed.astype(gradient.dtype)
 
     return jax.tree.map(scatter, gradients, plan.table.layouts, plan.update_table.layouts)
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MAX_CODE_LINES = {
     "mesh": 880,
     "layouts": 1110,
-    "parallel": 7610,
+    "parallel": 7700,
     "models": 2460,
     "data": 2400,
     "checkpoints": 1080,

@@ -12,6 +12,7 @@ import optax
 import pytest
 from spmdkit.mesh.targets import parse_target
 from spmdkit.models import TransformerConfig, transformer
+from spmdkit.parallel import census
 from spmdkit.parallel.verification.collective_check import check_collectives
 from spmdkit.planning.pipeline_time import pipeline_seconds, textbook_seconds
 from spmdkit.planning.timeline import simulate
@@ -22,6 +23,7 @@ from spmdkit import Precision, build_step, lay_out, list_devices
 pytestmark = [pytest.mark.targets, pytest.mark.slow]
 BFLOAT16 = Precision(compute="bfloat16")
 LLAMA_8B = {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "mlp_width": 14336, "rope_base": 500_000.0}
+SCATTERED = ("reduce-scatter", ("fsdp",))
 SMALL = {"layers": 4, "width": 1024, "heads": 8, "kv_heads": 4}
 
 
@@ -93,10 +95,10 @@ def test_stages_of_a_pipeline_wait_only_for_their_messages(schedule):
     found = simulate(text, parse_target("h100:16x8"), timetable=pipeline.timetable)
     textbook = textbook_seconds(pipeline.schedule, pipeline.timetable, found.parts)
     assert pipeline_seconds(pipeline.timetable, found.parts) < 1.05 * textbook
-    gradients = [each for each in found.exchanges if each.kind == "reduce-scatter" and "/fsdp" in each.source]
-    copied = re.findall(r"bf16\[8,1,8192,\d+\]\S* copy\(", text)
-    assert copied == [], "buffers that a tick skips stay where they are"
-    assert all(each.runs == 1 for each in gradients)
+    skipped, ran = sorted(found.parts["backward_input"])
+    assert skipped < 0.02 * ran, "a tick that skips a part copies no buffer"
+    (gradients,) = (line for line in census(text, step.plan.mesh) if (line.kind, line.axes) == SCATTERED)
+    assert gradients.count <= len(step.plan.table.rows), "not one for each microbatch"
 
 
 def test_remat_policies_trade_memory_for_products_of_the_8b_step():

@@ -276,15 +276,24 @@ class Transformer(SplitTransformer):
 
     def head(self, groups: dict[str, Params], x: Hidden, batch: Batch, key: Array | None) -> tuple[Array, Array]:
         """Returns this device's share of the cross-entropy of the next tokens as (sum, weight)."""
-        targets_BL, weights_BL = self._held(batch["targets"]), self._held(batch["weights"])
-        loss = layers.cross_entropy
-        if self.parallel.tensor.size > 1:
-            loss = functools.partial(tensor.split_cross_entropy, self.parallel.tensor)
+        targets_BL = self._held(batch["targets"])
         B, L = targets_BL.shape
-        chunks = self.loss_chunks(B, L, x["hidden"].dtype)
+        chunks, size = self.loss_chunks(B, L, x["hidden"].dtype), self.parallel.tensor.size
         if chunks:
+            loss = layers.cross_entropy if size == 1 else self._loss_of_chunk
+            weights_BL = self._held(batch["weights"])
             return layers.chunked_cross_entropy(*self._head_factors(groups, x), targets_BL, weights_BL, chunks, loss)
-        return loss(self.logits(groups, x), targets_BL, weights_BL)
+        if size == 1:
+            return layers.cross_entropy(self.logits(groups, x), targets_BL, self._held(batch["weights"]))
+        own_l = own_positions(self.parallel, batch["weights"].shape[1])
+        weights_Bl = jnp.take(batch["weights"], own_l, axis=1)
+        return tensor.split_cross_entropy(self.parallel.tensor, self.logits(groups, x), targets_BL, weights_Bl)
+
+    def _loss_of_chunk(self, logits_BLv: Array, targets_BL: Array, weights_BL: Array) -> tuple[Array, Array]:
+        """Returns the loss of a chunk of positions whose logits are split over `tensor`, for an equal part of them."""
+        own = weights_BL.shape[1] // self.parallel.tensor.size
+        weights_Bl = lax.dynamic_slice_in_dim(weights_BL, lax.axis_index(tensor.AXIS) * own, own, axis=1)
+        return tensor.split_cross_entropy(self.parallel.tensor, logits_BLv, targets_BL, weights_Bl)
 
     def predict(self, params: dict[str, Params], batch: Batch) -> Array:
         """Returns logits (B, L, V) at every position of `batch["inputs"]`, without dropout."""

@@ -155,7 +155,7 @@ def embed_tokens(config: TensorConfig, table_vD: Array, tokens_BL: Array) -> Arr
 
 
 def split_cross_entropy(
-    config: TensorConfig, logits_BLv: Array, targets_BL: Array, weights_BL: Array
+    config: TensorConfig, logits_BLv: Array, targets_BL: Array, weights_Bl: Array
 ) -> tuple[Array, Array]:
     """Returns the weighted negative log-likelihood from logits that are split over the vocabulary.
 
@@ -163,12 +163,12 @@ def split_cross_entropy(
         config: The strategy's options, with size > 1.
         logits_BLv: This device's part of the vocabulary, (B, L, V / T), float32 or wider.
         targets_BL: The target ids, (B, L), the same on all devices along the axis.
-        weights_BL: The weights of all positions, (B, L).
+        weights_Bl: The weights of this device's part of the positions, (B, L / T).
 
     Returns:
-        This device's share, over its part of the positions, L / T: (sum of weight * loss in nats, sum of weights).
+        This device's share, over its part of the positions: (sum of weight * loss in nats, sum of weights).
     """
-    held, own = logits_BLv.shape[2], weights_BL.shape[1] // config.size
+    held, own = logits_BLv.shape[2], weights_Bl.shape[1]
     index = lax.axis_index(AXIS)
     max_BL = lax.pmax(lax.stop_gradient(jnp.max(logits_BLv, axis=-1)), AXIS)
     class_BLv = lax.broadcasted_iota(targets_BL.dtype, logits_BLv.shape, 2) + index * held
@@ -179,7 +179,7 @@ def split_cross_entropy(
     )
     total_Bl, target_Bl = lax.psum_scatter(sums_2BL, AXIS, scatter_dimension=2, tiled=True)
     assert total_Bl.shape[1] == own
-    weights_Bl = lax.dynamic_slice_in_dim(weights_BL, index * own, own, axis=1).astype(logits_BLv.dtype)
+    weights_Bl = weights_Bl.astype(logits_BLv.dtype)
     return jnp.sum((jnp.log(total_Bl) - target_Bl) * weights_Bl), jnp.sum(weights_Bl)
 
 

@@ -169,7 +169,7 @@ def test_the_split_loss_and_its_gradient_are_those_of_the_whole(float64):
         (total, weight), gradient = jax.value_and_grad(share, has_aux=True)(logits)
         return jax.lax.psum((total, weight), "tensor"), gradient
 
-    specs = P(None, None, "tensor"), P(), P()
+    specs = P(None, None, "tensor"), P(), P(None, "tensor")
     sums, gradient = over_tensor(size, local, specs, (P(), specs[0]))(logits, targets, weights)
     plain = jax.value_and_grad(reference.transformer.cross_entropy, has_aux=True)
     expected, right = plain(jax.numpy.asarray(logits), targets, weights)

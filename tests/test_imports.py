@@ -19,7 +19,7 @@ MAX_CODE_LINES = {
     "mesh": 880,
     "layouts": 1110,
     "parallel": 7700,
-    "models": 2460,
+    "models": 2470,
     "data": 2400,
     "checkpoints": 1080,
     "training": 2500,

@@ -65,7 +65,7 @@ def load_config(
     root = find_root(tree, given_by, None if path.parent == PRESETS else path.parent)
     anchor_overrides(tree, given_by, root)
     problems = [*document.problems, *problems]
-    if not isinstance(document.value, dict | None) and not document.problems:
+    if not isinstance(document.value, dict) and not document.is_empty and not document.problems:
         problems.append(Problem("", f"the file must be a mapping of sections, got {show_value(document.value)}."))
     config = to_config(tree, problems)
     run = replace(config.run, dir=config.run.dir or f"runs/{path.stem}", root=str(root))

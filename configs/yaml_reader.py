@@ -23,14 +23,16 @@ class Document(NamedTuple):
     """The contents of a YAML text.
 
     Attributes:
-        value: Dicts, lists and scalars; None if the text contains nothing but comments.
+        value: Dicts, lists and scalars.
         lines: The line (from 1) of each key by its path, such as `("train", "steps")`.
         problems: Syntax errors, duplicate keys, keys that are not strings.
+        is_empty: True if the text contains nothing but comments.
     """
 
     value: Any
     lines: dict[tuple[str, ...], int]
     problems: list[Problem]
+    is_empty: bool = False
 
 
 SCALARS = [
@@ -88,7 +90,7 @@ def read_yaml(text: str) -> Document:
         The values, the line of each key, and the problems; invalid values are left out.
     """
     reading = _Reading()
-    value = None
+    value = node = None
     try:
         reading.loader = Loader(text)
         node = reading.loader.get_single_node()
@@ -97,7 +99,7 @@ def read_yaml(text: str) -> Document:
         reading.problems.append(Problem("", f"invalid YAML: {_on_one_line(error)}"))
     except RecursionError:
         reading.problems.append(Problem("", f"invalid YAML: {TOO_DEEP}"))
-    return Document(None if value is INVALID else value, reading.lines, reading.problems)
+    return Document(None if value is INVALID else value, reading.lines, reading.problems, is_empty=node is None)
 
 
 class _Reading:

@@ -25,7 +25,7 @@ AXES = ("pipe", "data", "fsdp", "expert", "context", "tensor")
 """The axes of a searched mesh, in its order: the slowest network first."""
 SCHEDULES = (("1f1b", 1), ("interleaved_1f1b", 2), ("interleaved_1f1b", 4), ("zb_h1", 1), ("zbv", 2))
 """Names and chunks per stage. GPipe takes as long as 1F1B and holds more, so it is left out."""
-POLICIES = ("none", "dots", "full")
+POLICIES = ("none", "dots", "selective", "full")
 MAX_MICROBATCHES = 256
 ONE_DEVICE = "h100:1x1"
 """A device to lay the model out on, for the state without a mesh; which one does not matter."""

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from ..configs.schema import Config
 from ..mesh.targets import Target
+from ..models.layers import MAX_LOGITS_BYTES
 from ..models.moe import MoEConfig
 from ..models.transformer_config import TransformerConfig
 from ..parallel.schedule.builders import make_schedule
@@ -28,10 +29,11 @@ RING_PASSES = {"forward": 8, "backward": 16}
 OVERLAPPED = {"one microbatch": 0.95, "several": 0.1}
 """The share of FSDP's traffic that products can hide. In a loop over microbatches, XLA hides little of it: compiled
 steps of Llama-3 70B on 64 H100s expose 3 % of all traffic without accumulation, and 88 % with 8 microbatches."""
+RECOMPUTED = {"none": 0.0, "dots": 0.2, "selective": 0.6, "full": 1.0}
+"""`train.remat` -> the share of a block's forward that backward repeats. Compiled steps of Llama-3 8B on 8 H100s repeat
+0, 0, 0.61 and 1 of its products (docs/gpu.md); `dots` also repeats what is not a product."""
 MAX_ROUNDS = 4
 """Microbatches for each stage up to which a schedule is made and timed."""
-MAX_LOGITS_BYTES = 1 << 30
-"""Logits that the loss holds at once (models/chunked_loss.py)."""
 
 
 class Pass(NamedTuple):
@@ -173,9 +175,7 @@ class Estimator:
         """Returns the terms of the step time, and the bubble."""
         stages, passes = candidate.size("pipe"), candidate.accumulate * candidate.microbatches
         layers = ceil(self.model.layers / (stages * candidate.virtual)) * candidate.virtual
-        again = block.forward if candidate.remat == "full" else 0.0
-        if candidate.remat == "dots":
-            again = 0.2 * block.forward
+        again = RECOMPUTED[candidate.remat] * block.forward
         compute = block.forward + block.backward_input + block.backward_weight
         repeats = candidate.remat != "none" or candidate.recompute
         exposed = {axis: self._exposed(candidate, axis, each, block, repeats) for axis, each in traffic.items()}
@@ -292,7 +292,8 @@ class Estimator:
         hidden = getattr(sizes, "top_k", 1) * sizes.mlp_size / tensor
         whole = 2 * sizes.width if tensor > 1 else 0
         everything = 4 * residual + whole + 2 * heads + out + 4 * hidden
-        kept = {"none": everything, "dots": 2 * residual + heads + out + 2 * hidden, "full": residual}
+        narrow = 2 * residual + heads + out
+        kept = {"none": everything, "dots": narrow + 2 * hidden, "selective": narrow, "full": residual}
         return kept[candidate.remat] * self.width, everything * self.width
 
 

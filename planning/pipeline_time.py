@@ -18,13 +18,14 @@ def tick_seconds(timetable: Timetable, parts: Mapping[str, Sequence[float]]) -> 
 
     Args:
         timetable: The timetable of the pipeline.
-        parts: The part of a tick, such as "forward" -> the seconds of its branches. The longer one runs it, and the
-            other one skips it.
+        parts: The part of a tick, such as "forward" -> the seconds of its branches. The longer one runs it, for the
+            largest number of blocks, and the other one skips it.
     """
     seconds = np.zeros(timetable.entries.kind.shape)
     for part, turns in turns_of(timetable).items():
         branches = parts.get(part, [0.0])
-        seconds += np.where(turns > 0, max(branches), min(branches))
+        share = turns / max(turns.max(), 1)
+        seconds += min(branches) + (max(branches) - min(branches)) * share
     return seconds
 
 
@@ -47,6 +48,17 @@ def pipeline_seconds(timetable: Timetable, parts: Mapping[str, Sequence[float]])
                 ends[stages] = np.maximum(ends[stages], clock[stages].max() + sends[index] / len(directions))
             clock = ends
     return float(clock.max())
+
+
+def idle_share(timetable: Timetable, parts: Mapping[str, Sequence[float]]) -> float:
+    """Returns the share of a pipeline's time in which stages are idle or wait, over all stages.
+
+    Args:
+        timetable: The timetable of the pipeline.
+        parts: The argument of `pipeline_seconds`.
+    """
+    busy = tick_seconds(timetable, {part: (0.0, max(branches)) for part, branches in parts.items()})
+    return 1 - float(busy.sum()) / (busy.shape[1] * pipeline_seconds(timetable, parts))
 
 
 def textbook_seconds(schedule: Schedule, timetable: Timetable, parts: Mapping[str, Sequence[float]]) -> float:

@@ -28,6 +28,7 @@ from ..runtime.explain import explain_built, state_bytes
 from .kernel_time import EFFICIENCY, Efficiency
 from .link_time import collective_seconds
 from .memory import AnalyticMemory, Remedy, analytic_memory, find_remedies
+from .pipeline_time import idle_share
 from .timeline import Timeline, simulate
 from .trace import MAX_EVENTS, Event, Recorder, write_trace
 from .traffic import Origin, find_traffic, origin_of
@@ -82,7 +83,8 @@ class RunPlan:
         mesh: Mesh axis -> size.
         state: Kind -> bytes that the layouts imply: parameters, optimizer, gradients, batch.
         traffic: The collectives of a step.
-        bubble: The share of a pipeline's time in which stages are idle; 0 without a pipeline.
+        bubble: The share of a pipeline's time in which stages are idle: of the simulated step, or of the schedule if
+            all actions took equally long. 0 without a pipeline.
         model_flops: Operations of the model for one step, all devices; None if the model does not state them.
         dtype: The compute dtype.
         tokens: Tokens of a step on one device; 0 for a model without tokens.
@@ -273,6 +275,7 @@ def _compiled(built: Built, common: dict[str, Any], with_events: bool) -> RunPla
         pipeline = built.layouts.pipeline
         timetable = pipeline.timetable if pipeline else None
         timeline = simulate(text, common["target"], recorder=recorder, timetable=timetable)
+        common = common | ({"bubble": idle_share(timetable, timeline.parts)} if timetable else {})
         traffic = _traffic(find_traffic(text, timeline, mesh), mesh, common["target"])
         step_seconds = timeline.step_seconds
     return RunPlan(

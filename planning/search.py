@@ -63,7 +63,7 @@ class Row:
     @property
     def step_seconds(self) -> float:
         """The time of a step: of the compiled step, or the corrected estimate."""
-        return self.plan["step_seconds"] if self.plan else self.estimate.step_seconds * self.correction
+        return (self.plan or {}).get("step_seconds") or self.estimate.step_seconds * self.correction
 
     @property
     def peak_bytes(self) -> float:

@@ -107,7 +107,8 @@ def simulate(
             all stages for each other.
     """
     program = parse_program(compiled_text)
-    queues = _Queues(program, target, efficiency, recorder or Recorder())
+    blocks = timetable.blocks_per_slot if timetable else 1
+    queues = _Queues(program, target, efficiency, recorder or Recorder(), blocks)
     queues.run(program.computations[program.entry])
     totals = queues.totals
     step_seconds = max(queues.compute, queues.communication)
@@ -166,8 +167,11 @@ class _Totals:
 class _Queues:
     """The state of a simulation: until when each queue is busy, in seconds since the step began."""
 
-    def __init__(self, program: Program, target: Target, efficiency: Efficiency, recorder: Recorder) -> None:
+    def __init__(
+        self, program: Program, target: Target, efficiency: Efficiency, recorder: Recorder, blocks: int
+    ) -> None:
         self.program, self.target, self.efficiency, self.recorder = program, target, efficiency, recorder
+        self.blocks = blocks
         self.compute = self.communication = 0.0
         self.totals = _Totals()
         self.started: dict[str, Instruction] = {}
@@ -175,7 +179,6 @@ class _Queues:
         self.ends: dict[str, float] = {}
         self.between: dict[str, tuple[int, int]] = {}
         self.parts: dict[str, list[float]] = {}
-        self._in_part = False
         self._kernels = self._matmuls = 0
         self._at_start: dict[str, tuple[int, int]] = {}
 
@@ -258,25 +261,46 @@ class _Queues:
         """Runs the body twice, and repeats the second turn, in which the queues are as in every later one."""
         call = next(call for call in calls_of(instruction.attributes) if call.name in instruction.names_in("body"))
         body, turns = self.program.computations[call.name], float(call.times)
+        if part := part_of(instruction.attributes):
+            self._turns(part, body, turns)
+            return
         if turns >= 1:
             self.run(body)
         if turns < 2:
             return
+        self._catch_up()
         before, compute, communication = self.totals.copy(), self.compute, self.communication
         first = len(self.recorder.events)
         self.run(body)
+        self._catch_up()
         self.recorder.repeat(first, int(turns) - 2, self.compute - compute)
         self.totals.add(before, self.totals.copy(), turns - 2)
         self.compute += (self.compute - compute) * (turns - 2)
         self.communication += (self.communication - communication) * (turns - 2)
 
+    def _turns(self, part: str, body: Computation, turns: float) -> None:
+        """Runs one turn of a part of a tick that is a loop over blocks, and counts it `turns` times."""
+        self._catch_up()
+        compute, before, first = self.compute, self.totals.copy(), len(self.recorder.events)
+        self.run(body)
+        self._catch_up()
+        seconds, after = self.compute - compute, self.totals
+        self.recorder.repeat(first, int(turns) - 1, seconds)
+        self.totals = before.copy()
+        self.totals.add(before, after, turns)
+        self.compute = self.communication = compute + seconds * turns
+        self.parts[part] = [0.0, seconds * self.blocks]
+        self.totals.sums["parts"] += seconds * turns
+
+    def _catch_up(self) -> None:
+        """Sets an idle communication queue to the time of the compute queue: it is ready now, not in the past."""
+        self.communication = max(self.communication, self.compute)
+
     def _branch(self, instruction: Instruction) -> None:
         """Runs each branch by the share of turns that takes it; the longest one if the shares are unknown."""
-        part = part_of(instruction.attributes)
-        outermost = part is not None and not self._in_part
-        self._in_part |= outermost
         branches = [*calls_of(instruction.attributes)]
         shares = [float(branch.times) for branch in branches]
+        self._catch_up()
         compute, communication, before = self.compute, self.communication, self.totals
         ends, recorded, first = [], [], len(self.recorder.events)
         for branch in branches:
@@ -296,8 +320,7 @@ class _Queues:
         self.totals = before.copy()
         for share, (_, _, after) in zip(shares, ends, strict=True):
             self.totals.add(before, after, share)
-        if part is not None and outermost:
-            self._in_part = False
+        if part := part_of(instruction.attributes):
             self.parts[part] = [end[0] for end in ends]
             self.totals.sums["parts"] += self.compute - compute
             self.totals.sums["ticks"] += part == EXCHANGE

@@ -4,7 +4,7 @@ import pytest
 from spmdkit.parallel.schedule.builders import make_schedule
 from spmdkit.parallel.schedule.stages import assign
 from spmdkit.parallel.schedule.timetable import make_timetable
-from spmdkit.planning.pipeline_time import pipeline_seconds, textbook_seconds, tick_seconds
+from spmdkit.planning.pipeline_time import idle_share, pipeline_seconds, textbook_seconds, tick_seconds
 
 STAGES, MICROBATCHES = 4, 32
 FORWARD, BACKWARD, WEIGHT = 1.0, 2.0, 1.0
@@ -31,6 +31,17 @@ def test_stages_that_meet_only_for_messages_lose_little(name):
     assert found <= 1.01 * textbook
 
 
+def test_idle_share_is_that_of_the_textbook():
+    """(S - 1) / (M + S - 1), if messages take no time."""
+    schedule = make_schedule("gpipe", STAGES, MICROBATCHES)
+    timetable = make_timetable(schedule, assign(32, schedule))
+    parts = {"forward": [0.0, FORWARD], "backward_input": [0.0, BACKWARD], "backward_weight": [0.0, WEIGHT]}
+    free = {**parts, "exchange": [0.0] * len(timetable.sends)}
+    assert idle_share(timetable, free) == pytest.approx((STAGES - 1) / (MICROBATCHES + STAGES - 1))
+    slow = {**parts, "exchange": [0.1] * len(timetable.sends)}
+    assert idle_share(timetable, slow) > idle_share(timetable, free)
+
+
 def test_messages_and_skipped_parts_take_time():
     """The first message passes all stages before the first backward begins."""
     without, _ = times("gpipe")
@@ -43,3 +54,11 @@ def test_a_stage_runs_only_its_parts():
     timetable = make_timetable(schedule, assign(2, schedule))
     seconds = tick_seconds(timetable, {"head_backward": [5.0, 0.0], "embed": [0.0, 3.0]})
     assert seconds.sum(axis=0).tolist() == [2 * 3.0, 2 * 5.0]
+
+
+def test_a_stage_with_fewer_blocks_takes_less_time():
+    """5 blocks on 2 stages: 3 and 2."""
+    schedule = make_schedule("gpipe", 2, 2)
+    timetable = make_timetable(schedule, assign(5, schedule))
+    seconds = tick_seconds(timetable, {"forward": [0.0, 3.0]})
+    assert seconds.sum(axis=0).tolist() == [2 * 3.0, 2 * 2.0]

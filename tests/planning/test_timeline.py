@@ -8,8 +8,12 @@ from spmdkit.launch.cli import main
 from spmdkit.mesh import targets
 from spmdkit.mesh.errors import UserError
 from spmdkit.mesh.targets import Card, Target
+from spmdkit.parallel.schedule.builders import make_schedule
+from spmdkit.parallel.schedule.stages import assign
+from spmdkit.parallel.schedule.timetable import make_timetable
 from spmdkit.planning.kernel_time import Efficiency
-from spmdkit.planning.timeline import simulate
+from spmdkit.planning.scheduled_program import parse_program
+from spmdkit.planning.timeline import _Queues, simulate
 from spmdkit.planning.trace import COMPUTE, HOST, QUEUES, Recorder, write_trace
 
 CARD = Card(
@@ -28,6 +32,7 @@ CARD = Card(
     network=0.25e6,
 )
 WITHOUT_LOSSES = Efficiency(*[1.0] * 6, *[0.0] * 4)
+TARGET = Target("card:1x4", CARD, 1, 4)
 HEADER = """HloModule step, is_scheduled=true
 
 %add (a: f32[], b: f32[]) -> f32[] {
@@ -207,6 +212,50 @@ def test_branches_count_by_their_share_of_turns(scope, seconds):
     assert simulated(body, computations=BRANCHES).step_seconds == pytest.approx(seconds)
 
 
+def test_a_part_in_a_loop_counts_for_the_stage_with_the_most_blocks():
+    """3 turns of 3 ms in 2 ticks on the stage with the most; a tick with all 2 blocks takes 6 ms."""
+    schedule = make_schedule("gpipe", 2, 2)
+    timetable = make_timetable(schedule, assign(3, schedule))
+    body = """  %x = f32[250] parameter(0)
+  ROOT %loop = f32[250] while(%x), condition=%add, body=%body, metadata={op_name="forward.turns_3_of_2/while"}"""
+    text = f"{HEADER}{LOOP}ENTRY %main (x: f32[250]) -> f32[250] {{\n{body}\n}}\n"
+    queues = _Queues(parse_program(text), TARGET, WITHOUT_LOSSES, Recorder(), timetable.blocks_per_slot)
+    queues.run(queues.program.computations[queues.program.entry])
+    assert queues.parts == {"forward": [0.0, pytest.approx(6e-3)]}
+    assert queues.compute == queues.totals.sums["parts"] == pytest.approx(4.5e-3)
+    assert queues.totals.sums["compute"] == pytest.approx(3e-3)
+
+
+RARELY = """%skip (a: f32[250]) -> f32[250] {
+  ROOT %a.1 = f32[250] parameter(0)
+}
+
+%send (b: f32[250]) -> f32[250] {
+  %b.1 = f32[250] parameter(0)
+  ROOT %b.2 = f32[250] all-reduce(%b.1), replica_groups={{0,1,2,3}}, to_apply=%add
+}
+
+%body (c: f32[250]) -> f32[250] {
+  %c.1 = f32[250] parameter(0)
+  %p = pred[] constant(true)
+  ROOT %c.2 = f32[250] conditional(%p, %c.1, %c.1), true_computation=%send, false_computation=%skip, SHARE
+}
+
+""".replace("SHARE", 'metadata={op_name="turns_1_of_4/cond"}')
+
+
+def test_an_idle_communication_queue_is_ready_at_once():
+    """A kernel of 2 s, 200 turns of which a quarter sum 1,000 bytes for 1.5 ms, and one more sum."""
+    body = """  %x = f32[250] parameter(0)
+  %large = f32[250000] parameter(1)
+  %kernel = f32[250000] negate(%large)
+  %loop = f32[250] while(%x), condition=%add, body=%body, backend_config={"known_trip_count":{"n":"200"}}
+  ROOT %last = f32[250] all-reduce(%loop), replica_groups={{0,1,2,3}}, to_apply=%add"""
+    found = simulated(body, computations=RARELY)
+    assert found.step_seconds == pytest.approx(2.0 + (50 + 1) * 1.5e-3)
+    assert [found.exposed_seconds, found.communication_seconds] == pytest.approx([(50 + 1) * 1.5e-3] * 2)
+
+
 SLICED = """%fused (a: f32[1000], i: s32[]) -> f32[10] {
   %a.1 = f32[1000] parameter(0)
   %i.1 = s32[] parameter(1)
@@ -242,7 +291,7 @@ def test_fusion_moves_only_the_part_that_it_uses(computation, result, operands, 
 def recorded(body: str, computations: str, limit: int = 1000):
     text = f"{HEADER}{computations}ENTRY %main (x: f32[250]) -> f32[250] {{\n{body}\n}}\n"
     recorder = Recorder(limit)
-    return simulate(text, Target("card:1x4", CARD, 1, 4), WITHOUT_LOSSES, recorder), recorder.events
+    return simulate(text, TARGET, WITHOUT_LOSSES, recorder), recorder.events
 
 
 def test_events_fill_the_queues_as_the_timeline_says():

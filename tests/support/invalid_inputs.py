@@ -151,6 +151,7 @@ LAYOUTS = {
 TEXTS = {
     "an empty file": config("", "the file is empty"),
     "a list for a file": config("- run\n- train\n", "the file must be a mapping of sections"),
+    "null for a file": config("null\n", "the file must be a mapping of sections, got null"),
     "a tab for indentation": config("run:\n\tseed: 1\n", "line 2", "'\\t'"),
     "a merge key": config("run: &r {seed: 1}\ntrain: {<<: *r}\n", "train.<< is not a valid key"),
 }

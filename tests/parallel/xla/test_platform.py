@@ -99,7 +99,9 @@ def test_the_barriers_of_simulated_devices_are_not_on_gpus(name):
 def test_a_stage_skips_by_conditionals_on_gpus_and_by_loops_on_simulated_devices(name):
     loop, conditional = (rf"turns_\d+_of_\d+/{kind}" for kind in ("while", "cond"))
     assert count(loop, name, "cpu") > 0 == count(conditional, name, "cpu")
-    assert count(conditional, name, "cuda") > 0 == count(loop, name, "cuda")
+    is_even = CASES[name].layers % 2 == 0
+    assert count(conditional, name, "cuda") > 0
+    assert (count(loop, name, "cuda") == 0) == is_even, "blocks of unequal stages run in the same loops"
 
 
 def test_a_trick_that_is_off_leaves_the_other_way(monkeypatch):

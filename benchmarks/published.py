@@ -2,8 +2,8 @@
 
 Each row is a published training run: the same model, number of GPUs, layout, precision, sequence length and batch, as
 far as our strategies can express them. Our step is compiled for these GPUs and simulated with the one set of factors of
-`planning/kernel_time.py`; nothing runs on a GPU. Published activation checkpointing that keeps some matrix products
-("selective") becomes `train.remat: dots`, which keeps all of them.
+`planning/kernel_time.py`; nothing runs on a GPU. torchtitan's activation checkpointing, which drops every other matrix
+product, becomes `train.remat: selective`, which drops two of seven, the largest. Megatron-LM's drops none: `dots`.
 
 torchtitan: its repository, benchmarks/llama3_h100_202412_torchtitan.md (tables 1 and 3) and
 asyncTP_llama3_h100_2025-06_torchtitan.md. Megatron-LM: the model table of its README; its TFLOP/s count the products of
@@ -62,11 +62,11 @@ def megatron(
 
 OVERLAPPED = "tensor: {size: 8, collective_matmul: true}"
 ROWS = {
-    "torchtitan 8B, FSDP 8": torchtitan("llama3_8b", 1, "{fsdp: 8}", 16, "dots", 6667),
-    "torchtitan 8B, FSDP 128": torchtitan("llama3_8b", 16, "{fsdp: 128}", 256, "dots", 6514),
-    "torchtitan 8B, FSDP 8 x TP 8": torchtitan("llama3_8b", 8, "{fsdp: 8, tensor: 8}", 96, "dots", 4378),
+    "torchtitan 8B, FSDP 8": torchtitan("llama3_8b", 1, "{fsdp: 8}", 16, "selective", 6667),
+    "torchtitan 8B, FSDP 128": torchtitan("llama3_8b", 16, "{fsdp: 128}", 256, "selective", 6514),
+    "torchtitan 8B, FSDP 8 x TP 8": torchtitan("llama3_8b", 8, "{fsdp: 8, tensor: 8}", 96, "selective", 4378),
     "torchtitan 8B, FSDP 8 x TP 8, overlapped": torchtitan(
-        "llama3_8b", 8, f"{{fsdp: 8, {OVERLAPPED}}}", 96, "dots", 4809
+        "llama3_8b", 8, f"{{fsdp: 8, {OVERLAPPED}}}", 96, "selective", 4809
     ),
     "torchtitan 70B, FSDP 32 x TP 8": torchtitan("llama3_70b", 32, "{fsdp: 32, tensor: 8}", 512, "full", 597),
     "torchtitan 70B, FSDP 32 x TP 8, overlapped": torchtitan(

@@ -252,3 +252,11 @@ def test_counts_gpus_as_devices():
     load_config("quickstart", words, num_processes=None)
     with pytest.raises(ValueError, match="gives 4 GPUs"):
         load_config("quickstart", [*words[:2], "launch.gpus_per_process=2", "strategy.data=8"], num_processes=None)
+
+
+def test_rejects_null_in_place_of_sections(tmp_path):
+    (tmp_path / "comments.yaml").write_text("# run: {}\n")
+    (tmp_path / "null.yaml").write_text("null\n")
+    load_config(tmp_path / "comments.yaml", sizes=False)
+    with pytest.raises(ValueError, match="the file must be a mapping of sections, got null"):
+        load_config(tmp_path / "null.yaml", sizes=False)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from spmdkit.parallel import FSDPConfig, build_step, lay_out, verify
+from spmdkit.parallel import FSDPConfig, build_step, census, lay_out, verify
 from spmdkit.parallel.data import DataParallelConfig
 from spmdkit.parallel.pipeline import PipelineConfig
 from spmdkit.parallel.sharding.stored_order import stored_order
@@ -88,3 +88,17 @@ def test_state_is_saved_in_the_models_order(optimizer):
         assert ours.sharding == theirs.sharding
         np.testing.assert_array_equal(ours, theirs)
     assert layouts.num_parameters == sum(leaf.size for leaf in jax.tree.leaves(expected)) < layouts.table.num_elements
+
+
+@pytest.mark.parametrize("scatter", ["step", "microbatch"])
+def test_fsdp_scatters_gradients_once_or_for_each_microbatch(scatter):
+    """2 stages of 2 blocks and 4 microbatches, counted in the compiled program."""
+    own, pipe = light(4), PipelineConfig(size=2, microbatches=4, scatter=scatter)
+    plan = lay_out(own, {"pipe": pipe, "fsdp": FSDP}, devices=toy.devices(4))
+    step = build_step(own, optax.sgd(1.0), plan)
+    found = census(step.compile(toy.abstract(toy.batch(0))).as_text(), plan.mesh)
+    (line,) = (line for line in found if line.kind == "reduce-scatter")
+    sharded = [row.path for row in plan.table.rows if "fsdp" in row.layout.used_axes]
+    blocks = sum(path.startswith("blocks/") for path in sharded)
+    assert blocks > 0
+    assert line.count == (len(sharded) if scatter == "step" else 4 * (2 * blocks + len(sharded) - blocks))

@@ -15,7 +15,7 @@ from spmdkit.mesh.targets import parse_target
 from spmdkit.parallel.schedule.builders import make_schedule
 from spmdkit.parallel.schedule.timing import measure
 from spmdkit.planning import search as search_module
-from spmdkit.planning.candidates import Candidate, enumerate_candidates, group_of, model_sizes
+from spmdkit.planning.candidates import POLICIES, Candidate, enumerate_candidates, group_of, model_sizes
 from spmdkit.planning.compilations import Compilations
 from spmdkit.planning.estimate import Estimator, pipeline_time
 from spmdkit.planning.run_plan import plan_run
@@ -88,6 +88,16 @@ def test_estimate_is_near_the_compiled_step():
         found = estimator.estimate(Candidate(mesh=mesh, remat="full"))
         assert found.step_seconds == pytest.approx(seconds, rel=0.25)
         assert found.peak_bytes / GIB == pytest.approx(gib, rel=0.25)
+
+
+def test_estimate_trades_memory_for_recomputation():
+    config, target = load_config("llama3_8b", sizes=False), parse_target("h100:1x8")
+    estimator = Estimator(config, model_sizes(config), target)
+    found = [estimator.estimate(Candidate(mesh=(("fsdp", 8),), remat=policy)) for policy in POLICIES]
+    memory, seconds = [each.peak_bytes for each in found], [each.step_seconds for each in found]
+    assert memory == sorted(memory, reverse=True)
+    assert seconds == sorted(seconds)
+    assert len({*memory}) == len({*seconds}) == len(POLICIES) == 4
 
 
 def test_estimate_has_recomputation_bubble_and_exposed_tensor_traffic():

@@ -4,11 +4,13 @@ The host never waits for the step that it has just started. Metrics are read a f
 also limits how far the host can run ahead. A background thread provides batches, and another one writes checkpoints.
 """
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ..data.batches import eval_batches
@@ -75,9 +77,10 @@ def run_steps(
         Diverged: A loss, a norm or, at a pause, a parameter or `state.extra` is not finite; the message names the step.
             `on_pause` and `after_pause` never see such a state. The numbers of the steps decide when this is raised,
             so every process of a run has started the same steps.
-        StepLeftOut: At a pause, this process turns out to have skipped a step.
+        StepLeftOut: At a logged step or a pause, this process turns out to have skipped a step.
     """
     begun = _updates(state) - start
+    counts: deque[tuple[int, jax.Array]] = deque()  # logged steps, with the updates of the state after each
     skips = Skips(max(most_skipped, most_left_out(step)), on_skip)
     log = LateLog(start, log_every, on_progress, waited, skips)
     for number, batch in enumerate(batches, start + 1):
@@ -88,11 +91,17 @@ def run_steps(
             on_stop(number - 1, state)
             return state
         state, metrics = step(state, batch)
+        if number % log_every == 0:
+            counts.append((number, jnp.copy(local_copy(state.step))))  # the next step consumes the state
         log.push(number, metrics)
+        if counts and counts[0][0] + RUN_AHEAD <= number:
+            logged, updates = counts.popleft()
+            _check_updates(logged, int(updates) - begun)
         if after_step is not None:
             after_step(number, state)
         if pause_at(number):
             log.drain()
+            counts.clear()
             _check_updates(number, _updates(state) - begun)
             check_finite(number, state)
             log.pause(number, on_pause(number, state))

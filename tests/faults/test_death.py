@@ -30,7 +30,7 @@ def test_skipped_step_restarts_and_exception_does_not(undisturbed, tmp_path):
     """Rows 6 and 4: of two ranks, the one with too few updates is named; a traceback precedes the last line."""
     faults = [Fault(kind="skip", rank=1, step=6), Fault(kind="raise", rank=1, step=14)]
     run = UnderFaults(tmp_path, faults, timeouts={"rendezvous": 60, "heartbeat": 60, "step": DEADLINE})
-    ended, _ = run.launch_until_done((1, "Step 8: the state of rank 1 has had 7 updates"), (0, ""), restarts=3)
+    ended, _ = run.launch_until_done((1, "Step 6: the state of rank 1 has had 5 updates"), (0, ""), restarts=3)
     assert run.causes() == [(1, "exit code 75", 75), (1, "exit code 1", 1)], ended.stderr
     before, _, after = ended.stderr.rpartition("spmdkit launch: rank 1 failed first: exit code 1.")
     said = before.rpartition("spmdkit launch:")[2]

@@ -78,7 +78,8 @@ def test_nothing_to_evaluate(model):
             evaluate(step, step.init(seed=0).params, nothing)
 
 
-def test_a_step_left_out_is_found_before_the_next_save():
+@pytest.mark.parametrize(("log_every", "save_every", "found"), [(10, 4, 8), (2, 4, 6), (3, 4, 6), (7, 12, 7)])
+def test_finds_a_skipped_step_at_the_next_logged_step_or_save(log_every, save_every, found):
     """A step that gives back the state it was given, without any of its collectives."""
     step, saved = PretendStep(), []
 
@@ -86,15 +87,17 @@ def test_a_step_left_out_is_found_before_the_next_save():
         after, metrics = step(state, batch)
         return (state if int(state.step) == 5 and len(step.started) == 6 else after), metrics
 
-    with pytest.raises(StepLeftOut, match=r"Step 8: the state of rank 0 has had 7 updates\. This process has left"):
+    message = rf"Step {found}: the state of rank 0 has had {found - 1} updates\. This process has left"
+    with pytest.raises(StepLeftOut, match=message):
         run_steps(
             skipping,  # pyright: ignore[reportArgumentType]
             first_state(),
             [{}] * 12,
-            pause_at=lambda number: number % 4 == 0,
+            log_every=log_every,
+            pause_at=lambda number: number % save_every == 0,
             after_pause=lambda number, state: saved.append(number),
         )
-    assert saved == [4]
+    assert saved == [4] * (save_every == 4)
     assert StepLeftOut.exit_code == 75
 
 

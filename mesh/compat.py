@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from inspect import signature
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import jaxlib.version
 from jax._src import compilation_cache, distributed, source_info_util, xla_bridge
 from jax._src.cudnn import fused_attention_stablehlo
@@ -86,6 +88,50 @@ def answer_cudnn_checks(capability: str, cudnn_version: int) -> Iterator[None]:
     finally:
         for name, answer in before.items():
             setattr(fused_attention_stablehlo, name, answer)
+
+
+def cudnn_attention_gradients(
+    query: Any, key: Any, value: Any, *, log_weight: Any, out: Any, gradient: Any, mask: Any, is_causal: bool
+) -> tuple[Any, Any, Any]:
+    """Returns the gradients of cuDNN's attention, given a softmax that may extend over more keys than these.
+
+    JAX exports this only as the gradient of its own forward pass, with the softmax over its keys.
+
+    Args:
+        query: (B, S, H, K), bfloat16 or float16.
+        key: (B, T, G, K), G a divisor of H.
+        value: (B, T, G, K).
+        log_weight: The logarithm of the softmax' divisor, float32, (B, H, S).
+        out: The output of attention, (B, S, H, K).
+        gradient: The gradient of `out`.
+        mask: True where a query attends to a key, (B, 1, S, T); None if it attends to all.
+        is_causal: True if it attends to the keys that are not after it.
+
+    Returns:
+        The gradients of query, key and value.
+    """
+    cudnn = fused_attention_stablehlo
+    empty = jnp.zeros(0, query.dtype)
+    bias = empty if mask is None else jnp.where(mask, 0, cudnn.get_large_negative_number(query.dtype))
+    later = {"score_mod": None} if "score_mod" in signature(cudnn._dot_product_attention_bwd_rule).parameters else {}
+    return cudnn._dot_product_attention_bwd_p_wrapper.bind(
+        query,
+        key,
+        value,
+        bias,
+        *[empty] * 6,  # lengths, offsets and pages of sequences
+        log_weight,
+        out,
+        gradient,
+        scale=query.shape[-1] ** -0.5,
+        seed=42,
+        dropout_rate=0.0,
+        variadic_args=(mask is not None, False),
+        mask_type=cudnn.MaskType.CAUSAL if is_causal else cudnn.MaskType.NO_MASK,
+        layout=cudnn.AttentionLayout.BTNH.value,
+        sliding_window_length=None,
+        **later,
+    )[:3]
 
 
 def coordination_client() -> Any:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ..mesh.errors import UserError
+from ..parallel.blocks.attention.cudnn_parts import is_supported
 from .layers import narrow, recompute
 
 NUM_SLICES = 4
@@ -161,17 +161,8 @@ def choose_attention(implementation: str, platform: str) -> Attention:
 
 
 def _fused_if_supported(required: bool, query: Array, key: Array, value: Array, segment: Array | None = None) -> Array:
-    fused = functools.partial(cudnn_attention, segment_BL=segment)
-    try:
-        jax.eval_shape(lambda *arrays: jax.vjp(fused, *arrays)[0], query, key, value)  # JAX's checks of both passes
-    except (NotImplementedError, RuntimeError, ValueError) as error:
-        if required:
-            raise UserError(
-                f"model.attention=cudnn: cuDNN does not support queries {query.shape} in {query.dtype}: {error} "
-                "Set model.attention=auto, or precision.compute=bfloat16."
-            ) from error
-        return causal_attention(query, key, value, segment)
-    return fused(query, key, value)
+    attention = cudnn_attention if is_supported(required, query, key, value) else causal_attention
+    return attention(query, key, value, segment)
 
 
 def cudnn_attention(query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, segment_BL: Array | None = None) -> Array:

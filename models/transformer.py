@@ -51,7 +51,7 @@ from ..parallel.sharding.named_outputs import name_output
 from ..parallel.sharding.parallel_context import held_positions, own_positions
 from ..parallel.xla.product import weight_first
 from . import layers
-from .attention import Slowing, choose_attention, rotate
+from .attention import Slowing, causal_attention, choose_attention, rotate
 from .transformer_config import TransformerConfig
 from .transformer_split import SplitTransformer
 
@@ -217,8 +217,16 @@ class Transformer(SplitTransformer):
         context, attention = self.parallel.context, choose_attention(self.config.attention, self.parallel.platform)
         if context.size == 1:
             return attention(query_BLhK, key_BLgK, value_BLgK, segment_BL)
-        method = ATTENTION[context.attention]
-        return method(query_BLhK, key_BLgK, value_BLgK, attend=attention, config=context, segment_BL=segment_BL)
+        implementation = "xla" if attention is causal_attention else self.config.attention
+        return ATTENTION[context.attention](
+            query_BLhK,
+            key_BLgK,
+            value_BLgK,
+            attend=attention,
+            implementation=implementation,
+            config=context,
+            segment_BL=segment_BL,
+        )
 
     def _mlp(self, params: Params, x_BlD: Array, x: Hidden) -> tuple[Array, Hidden]:
         names, between = self._inward, _swiglu if self.config.mlp == "swiglu" else _gelu

@@ -24,8 +24,6 @@ from .candidates import Candidate, ModelSizes, group_of
 from .kernel_time import EFFICIENCY
 from .link_time import collective_seconds
 
-RING_PASSES = {"forward": 8, "backward": 16}
-"""How often ring attention between devices, which is not one fused kernel, reads or writes its scores in float32."""
 OVERLAPPED = {"one microbatch": 0.95, "several": 0.1}
 """The share of FSDP's traffic that products can hide. In a loop over microbatches, XLA hides little of it: compiled
 steps of Llama-3 70B on 64 H100s expose 3 % of all traffic without accumulation, and 88 % with 8 microbatches."""
@@ -127,13 +125,12 @@ class Estimator:
         scores = rows * sizes.heads / tensor * length / context * length / 2  # half of them are masked
         attention = 4 * scores * sizes.head_size / (EFFICIENCY.attention * self.peak)
         memory = EFFICIENCY.memory * self.target.card.memory_bandwidth
-        ring = {name: 4 * scores * count / memory if context > 1 else 0.0 for name, count in RING_PASSES.items()}
         hidden = getattr(sizes, "top_k", 1) * sizes.mlp_size
         touched = 12 * sizes.width / tensor + 4 * sizes.heads * sizes.head_size / tensor + 6 * hidden / tensor
         other = tokens * touched * self.width / memory
         return Pass(
-            product + attention + ring["forward"] + other,
-            product + 2.5 * attention + ring["backward"] + 2 * other,
+            product + attention + other,
+            product + 2.5 * attention + 2 * other,
             product,
         )
 

@@ -16,13 +16,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_CODE_LINES = {
-    "mesh": 880,
+    "mesh": 900,
     "layouts": 1110,
-    "parallel": 7700,
+    "parallel": 7770,
     "models": 2470,
     "data": 2400,
     "checkpoints": 1080,
-    "training": 2500,
+    "training": 2510,
     "configs": 1570,
     "runtime": 3540,
     "planning": 2060,

@@ -80,9 +80,8 @@ def run_steps(
         StepLeftOut: At a logged step or a pause, this process turns out to have skipped a step.
     """
     begun = _updates(state) - start
-    counts: deque[tuple[int, jax.Array]] = deque()  # logged steps, with the updates of the state after each
-    skips = Skips(max(most_skipped, most_left_out(step)), on_skip)
-    log = LateLog(start, log_every, on_progress, waited, skips)
+    counts: deque[tuple[int, jax.Array]] = deque()  # logged steps, and the updates of the state after each
+    log = LateLog(start, log_every, on_progress, waited, Skips(max(most_skipped, most_left_out(step)), on_skip))
     for number, batch in enumerate(batches, start + 1):
         if not may_start(number):
             log.stop()
@@ -95,8 +94,7 @@ def run_steps(
             counts.append((number, jnp.copy(local_copy(state.step))))  # the next step consumes the state
         log.push(number, metrics)
         if counts and counts[0][0] + RUN_AHEAD <= number:
-            logged, updates = counts.popleft()
-            _check_updates(logged, int(updates) - begun)
+            _check_updates(counts[0][0], int(counts.popleft()[1]) - begun)
         if after_step is not None:
             after_step(number, state)
         if pause_at(number):

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from spmdkit.mesh.targets import compiling_for, parse_target
 from spmdkit.models.attention import causal_attention, choose_attention, cudnn_attention
+from spmdkit.parallel.blocks.attention.cudnn_parts import Saved, attend_backward
+from spmdkit.parallel.blocks.attention.online_softmax import Marks
 
 from spmdkit import UserError
 
@@ -65,6 +67,17 @@ def test_documents_become_a_mask():
     program = lowered(lambda *each: cudnn_attention(*each, segments), *arrays())
     assert "__cudnn$fmhaScaleBiasSoftmax" in program
     assert "tensor<2x1x128x128xbf16>" in program
+
+
+@pytest.mark.parametrize(("marks", "kernel"), [((), ""), ((jnp.zeros((2, 128), jnp.int32),), "ScaleBias")])
+def test_gradient_of_a_part_of_a_ring_is_one_kernel(marks, kernel):
+    queries, keys = (jnp.ones((2, 2, *shape, 64), jnp.bfloat16) for shape in ((2, 128), (128,)))
+    saved = Saved(queries, queries, queries, jnp.ones(queries.shape[:-1]))
+    with compiling_for(parse_target("h100:1x8")):
+        step = jax.jit(lambda *each: attend_backward(*each, Marks(None, *marks), Marks(None, *marks)))
+        program = step.trace(saved, keys, keys).lower(lowering_platforms=("cuda",)).as_text()
+    assert program.count(f"@__cudnn$fmha{kernel}SoftmaxBackward(") == 1
+    assert "x128x128xf32" not in program, "no scores"
 
 
 def test_same_function_as_own_form(monkeypatch):

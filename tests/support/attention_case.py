@@ -29,12 +29,12 @@ def make_case(kv_heads, *, packed=False, dtype=np.float64):
     return Case(arrays, np.cumsum(random.random((ROWS, LENGTH)) < 0.15, axis=1).astype(np.int32) if packed else None)
 
 
-def mixing(config):
+def mixing(config, **options):
     """The attention of a config, from positional arrays; the last may be the segments."""
 
     def mix(query, key, value, segment=None):
         method = ATTENTION[config.attention]
-        return method(query, key, value, attend=causal_attention, config=config, segment_BL=segment)
+        return method(query, key, value, attend=causal_attention, config=config, segment_BL=segment, **options)
 
     return mix
 

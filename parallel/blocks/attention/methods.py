@@ -23,6 +23,7 @@ def all_to_all_attention(
     value_BlGK: Array,
     *,
     attend: Callable[[Array, Array, Array, Array | None], Array],
+    implementation: str = "xla",
     config: ContextConfig,
     segment_BL: Array | None = None,
 ) -> Array:
@@ -36,6 +37,7 @@ def all_to_all_attention(
         key_BlGK: The keys, (B, l, G, K), G a divisor of H.
         value_BlGK: The values, (B, l, G, K).
         attend: The attention of one device, `attend(query_BLhK, key_BLgK, value_BLgK, segment_BL) -> (B, L, h, K)`.
+        implementation: Unused; `attend` is an implementation.
         config: The strategy's options, N = `size`.
         segment_BL: The segments of all positions, int32 (B, L), the same on all devices of the axis.
 

@@ -109,6 +109,13 @@ class Saved(NamedTuple):
     share_BGRS: Array
 
 
+def save(query_BGRSK: Array, gradient_BGRSK: Array, out_BGRSK: Array, log_weight_BGRS: Array) -> Saved:
+    """Returns the residuals of some queries, whose outputs have this gradient; leading dims are allowed."""
+    wide = log_weight_BGRS.dtype
+    share_BGRS = jnp.sum(out_BGRSK.astype(wide) * gradient_BGRSK.astype(wide), axis=-1)
+    return Saved(query_BGRSK, gradient_BGRSK, log_weight_BGRS, share_BGRS)
+
+
 def attend_backward(
     saved: Saved, key_BGTK: Array, value_BGTK: Array, rows: Marks, columns: Marks
 ) -> tuple[Array, Array, Array]:

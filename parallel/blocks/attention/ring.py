@@ -34,6 +34,7 @@ of the forward loop would keep the keys and values of every step, all L position
 """
 
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -45,8 +46,8 @@ from ...collectives import vary
 from ...context import AXIS, ContextConfig, chunks_of
 from ...xla.ordered_collectives import order_after
 from ...xla.ring_hop import hop
-from . import online_softmax
-from .online_softmax import Marks, Part, Saved, attend_backward, finish, merge
+from . import cudnn_parts, online_softmax
+from .online_softmax import Marks, Part, finish, merge
 
 
 def ring_attention(
@@ -55,6 +56,7 @@ def ring_attention(
     value_BlGK: Array,
     *,
     attend: Any = None,
+    implementation: str = "xla",
     config: ContextConfig,
     segment_BL: Array | None = None,
 ) -> Array:
@@ -64,13 +66,18 @@ def ring_attention(
         query_BlHK: The queries at this device's `local_positions`, (B, l, H, K), any floating-point dtype.
         key_BlGK: The keys, (B, l, G, K), G a divisor of H.
         value_BlGK: The values, (B, l, G, K).
-        attend: Unused; the ring has its own attention (`online_softmax.py`).
+        attend: Unused: it has no parts that can be merged.
+        implementation: "xla" for parts by `online_softmax.py`; "auto" for cuDNN if it supports the arrays
+            (`cudnn_parts.py`); "cudnn" requires it.
         config: The strategy's options, N = `size` > 1.
         segment_BL: The segments of all positions, int32 (B, L), the same on all devices of the axis: a query attends
             only to keys of its own segment.
 
     Returns:
         (B, l, H, K), per-device, in the dtype of the query. Scores and softmax are float32 or wider.
+
+    Raises:
+        UserError: `implementation` is "cudnn", and cuDNN does not support the arrays.
 
     Source:
         Liu et al. 2023, "Ring Attention", section 3; Llama team 2024, section 3.3.2 (the two chunks).
@@ -81,16 +88,20 @@ def ring_attention(
     inputs = (query_BlHK, key_BlGK, value_BlGK)
     axes = sorted({AXIS}.union(*(varying_axes(x) for x in (*inputs, segment_CBS) if x is not None)))
     query, key, value = (vary(x, axes) for x in inputs)
-    return _ring(query, key, value, segment_CBS, config)
+    chunk = (x[:, : x.shape[1] // 2] for x in inputs)
+    fused = implementation != "xla" and cudnn_parts.is_supported(implementation == "cudnn", *chunk)
+    return _ring(query, key, value, segment_CBS, config, cudnn_parts if fused else online_softmax)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _ring(query: Array, key: Array, value: Array, segment_CBS: Array | None, config: ContextConfig) -> Array:
-    return _ring_forward(query, key, value, segment_CBS, config)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _ring(
+    query: Array, key: Array, value: Array, segment_CBS: Array | None, config: ContextConfig, form: ModuleType
+) -> Array:
+    return _ring_forward(query, key, value, segment_CBS, config, form)[0]
 
 
 def _ring_forward(
-    query: Array, key: Array, value: Array, segment_CBS: Array | None, config: ContextConfig
+    query: Array, key: Array, value: Array, segment_CBS: Array | None, config: ContextConfig, form: ModuleType
 ) -> tuple[Array, Any]:
     query_ZBGRSK, kv_YZBGTK = _split_queries(query, key.shape[2]), _split_keys(key, value)
     rank, size, num_positions = lax.axis_index(AXIS), config.size, query.shape[1] // 2
@@ -98,7 +109,7 @@ def _ring_forward(
     def see(half: Any, kv: Array, kv_half: Any, source: Any, causal: bool = False) -> Part:
         marks = _marks(segment_CBS, config, half, kv_half, source, num_positions if causal else 0)
         key, value = _pick(kv, kv_half, 1)
-        return online_softmax.attend(_pick(query_ZBGRSK, half), key, value, *marks)
+        return form.attend(_pick(query_ZBGRSK, half), key, value, *marks)
 
     def visit(parts: Part, kv: Array, step: Any) -> Part:
         source = (rank - step) % size
@@ -120,21 +131,20 @@ def _ring_forward(
     return out, (query, key, value, segment_CBS, out, log_weight_ZBGRS)
 
 
-def _ring_backward(config: ContextConfig, residuals: Any, gradient: Array) -> tuple[Array, Array, Array, None]:
+def _ring_backward(
+    config: ContextConfig, form: ModuleType, residuals: Any, gradient: Array
+) -> tuple[Array, Array, Array, None]:
     query, key, value, segment_CBS, out, log_weight_ZBGRS = residuals
     rank, size, num_positions = lax.axis_index(AXIS), config.size, query.shape[1] // 2
-    wide = log_weight_ZBGRS.dtype
-    share_BlH1 = jnp.sum(out.astype(wide) * gradient.astype(wide), axis=-1, keepdims=True)
-    split = partial(_split_queries, G=key.shape[2])
-    saved_Z = Saved(split(query), split(gradient), log_weight_ZBGRS, split(share_BlH1).squeeze(-1))
+    saved_Z = form.save(*(_split_queries(x, key.shape[2]) for x in (query, gradient, out)), log_weight_ZBGRS)
     value, key = order_after((out, gradient), (value, key))  # also of a recomputed forward
     vk_YZBGTK = _split_keys(value, key)  # not as in forward: XLA would keep what its first permute brought
 
     def see(half: Any, vk: Array, vk_half: Any, source: Any, causal: bool = False) -> tuple[Array, Array]:
         marks = _marks(segment_CBS, config, half, vk_half, source, num_positions if causal else 0)
-        saved = Saved(*(_pick(x, half) for x in saved_Z))
+        saved = type(saved_Z)(*(_pick(x, half) for x in saved_Z))
         value, key = _pick(vk, vk_half, 1)
-        dquery, dkey, dvalue = attend_backward(saved, key, value, *marks)
+        dquery, dkey, dvalue = form.attend_backward(saved, key, value, *marks)
         return dquery, jnp.stack([dvalue, dkey])
 
     def visit(dquery_Z: Array, vk: Array, step: Any) -> tuple[Array, Array]:

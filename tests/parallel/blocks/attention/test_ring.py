@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec
-from spmdkit.parallel.blocks.attention import online_softmax
+from spmdkit.parallel.blocks.attention import cudnn_parts, online_softmax
 from spmdkit.parallel.blocks.attention.methods import ATTENTION
 from spmdkit.parallel.collectives import Collective, merge
 from spmdkit.parallel.context import METHODS, ContextConfig, traffic
@@ -122,3 +122,31 @@ def test_only_one_devices_keys_are_kept():
 
 def test_every_method_has_a_function_and_its_costs():
     assert ATTENTION.keys() == METHODS.keys()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_parts_by_cudnn_give_the_same_attention(monkeypatch, packed):
+    """JAX's own implementation and the formula of the gradients stand in for cuDNN's two kernels, which need a GPU."""
+    plain = jax.nn.dot_product_attention
+    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *a, implementation, **k: plain(*a, **k))
+    monkeypatch.setattr(cudnn_parts, "cudnn_attention_gradients", gradients_of_softmax)
+    case = make_case(2, packed=packed, dtype=np.float32)
+    results, _ = on_mesh(gradients_of(mixing(ring(4), implementation="cudnn")), ring(4), case)
+    for found, expected in zip(results, on_one_device(case), strict=True):
+        assert toy.relative(found, expected) < 1e-5
+
+
+def gradients_of_softmax(query, key, value, *, log_weight, out, gradient, mask, is_causal):
+    """Gradients of attention, given its output (B, S, H, K) and the logarithm of its divisor (B, H, S)."""
+    groups = query.shape[2] // key.shape[2]
+    keys, values = (jnp.repeat(x, groups, axis=2) for x in (key, value))
+    scale = query.shape[-1] ** -0.5
+    score = jnp.einsum("bshk,bthk->bhst", query, keys) * scale
+    visible = jnp.tril(jnp.ones(score.shape[-2:], bool)) if is_causal else jnp.ones(score.shape[-2:], bool)
+    visible = visible[None, None] if mask is None else visible[None, None] & mask
+    weight = jnp.where(visible, jnp.exp(score - log_weight[..., None]), 0)
+    dweight = jnp.einsum("bshk,bthk->bhst", gradient, values)
+    dscore = weight * (dweight - jnp.sum(out * gradient, axis=-1).transpose(0, 2, 1)[..., None]) * scale
+    of_heads = jnp.einsum("bhst,bshk->bthk", dscore, query), jnp.einsum("bhst,bshk->bthk", weight, gradient)
+    dkey, dvalue = (x.reshape(*key.shape[:3], groups, -1).sum(axis=3) for x in of_heads)
+    return jnp.einsum("bhst,bthk->bshk", dscore, keys), dkey, dvalue

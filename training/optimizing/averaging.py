@@ -26,7 +26,7 @@ from annotated_types import Ge, Lt
 from jax import Array
 
 from ...layouts.paths import map_with_path
-from ...mesh.errors import UserError
+from ...mesh.errors import raise_problems
 from ...parallel.model import Params
 from ...parallel.options import type_problems
 from ...parallel.plan import ShardingPlan
@@ -51,8 +51,7 @@ class EMAConfig:
         problems = type_problems("optimizer.ema", self)
         if self.evaluate and not self.decay:
             problems.append("optimizer.ema.evaluate=true requires an average. Set optimizer.ema.decay, such as 0.999.")
-        if problems:
-            raise UserError("\n".join(problems))
+        raise_problems(problems)
 
 
 class Averaged(NamedTuple):

@@ -285,7 +285,7 @@ def read_averages(stored: StoredCheckpoint, abstract: Any) -> Any:
     return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), _as_tree(by_path, abstract), abstract)
 
 
-def _read(stored: StoredCheckpoint, what: str, wanted: Mapping[str, Any], held: Sequence[str]) -> dict[str, jax.Array]:
+def _read(stored: StoredCheckpoint, what: str, wanted: Mapping[str, Any], held: Sequence[str]) -> Mapping[str, Any]:
     problems = differences(wanted, {path: stored.arrays[path] for path in held})
     if problems:
         raise mismatch(
@@ -293,9 +293,7 @@ def _read(stored: StoredCheckpoint, what: str, wanted: Mapping[str, Any], held: 
             problems,
             "Set model and precision.params back to what wrote it, and data if that determines the sizes of the model.",
         )
-    arrays = stored.restore(wanted)
-    stored.compare(arrays)
-    return arrays
+    return stored.compare(stored.restore(wanted))
 
 
 def restore_together(

@@ -109,13 +109,10 @@ def _assignments(axes: Sequence[str], product: int) -> Iterator[dict[str, int]]:
             yield {first: size, **rest}
 
 
-def _distance(found: Mapping[str, int], sizes: Mapping[str, int], order: Sequence[str]) -> tuple[float, ...]:
+def _distance(found: Mapping[str, int], sizes: Mapping[str, int], order: Sequence[str]) -> list[tuple[float, int]]:
     """Returns the distance of sizes from the configured ones, last axis first; if equal, the smaller size wins."""
-    far = []
-    for axis in reversed(order):
-        if sizes[axis] != REST:
-            far += [round(abs(log2(found[axis] / sizes[axis])), 9), found[axis]]
-    return tuple(far)
+    axes = [axis for axis in reversed(order) if sizes[axis] != REST]
+    return [(round(abs(log2(found[axis] / sizes[axis])), 9), found[axis]) for axis in axes]
 
 
 def _summarize(before: Mapping[str, int], found: Mapping[str, int], used: int, num_devices: int) -> str:

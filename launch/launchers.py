@@ -18,8 +18,11 @@ Placing, starting and requeueing jobs is left to the scheduler.
 import shlex
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, Self
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..configs import load_config
 from ..configs.launch_config import LaunchConfig
@@ -29,6 +32,14 @@ from ..mesh.errors import UserError, did_you_mean
 
 MAX_SHOWN = 60
 """Characters of an invalid `--on` in a message."""
+TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+TEMPLATES.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
 
 
 class LaunchRequest(NamedTuple):
@@ -154,3 +165,8 @@ def assignments(variables: Mapping[str, str | None]) -> list[str]:
     """Returns assignments of environment variables for a shell; secrets and null values refer to the variable."""
     redacted = redact(variables).items()
     return [f'{name}="${name}"' if value is None else f"{name}={shlex.quote(value)}" for name, value in redacted]
+
+
+def render(template: str, **values: Any) -> str:
+    """Returns a text of templates/ with some values, which the template itself quotes."""
+    return TEMPLATES.get_template(template).render(values)

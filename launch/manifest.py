@@ -16,20 +16,14 @@ import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import Any
 
 import yaml
 
 from ..configs.secret_variables import redact
-from ..mesh.errors import UserError
+from ..mesh.errors import raise_problems
 from ..mesh.exit_codes import DIVERGED, INVALID_INPUT
-from .launchers import LaunchJob
+from .launchers import LaunchJob, render
 
-GROUP = "host"
-"""The name of the only group of pods in a JobSet."""
-CONTAINER = "spmdkit"
-COORDINATOR = "metadata.annotations['jobset.sigs.k8s.io/coordinator']"
-QUEUE = "kueue.x-k8s.io/queue-name"
 PORT = 8476
 """The port of the coordinator; every pod has its own IP address."""
 CONFIG_DIRECTORY = "/config"
@@ -66,8 +60,6 @@ RULES = {
 }
 """By key of launch.kubernetes: the pattern of a value, and the rule for messages."""
 DIGEST_CHARACTERS = 6
-Object = dict[str, Any]
-"""A part of a manifest."""
 
 
 def write_manifest(job: LaunchJob, resolved: str) -> str:
@@ -80,180 +72,27 @@ def write_manifest(job: LaunchJob, resolved: str) -> str:
     Raises:
         UserError: The config cannot be launched on Kubernetes; the message lists all problems.
     """
-    if problems := [*find_problems(job)]:
-        raise UserError(
-            "\n".join(["The config cannot be launched on Kubernetes:", *(f"  {each}" for each in problems)])
-        )
-    return yaml.dump_all(build_objects(job, resolved), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
-
-
-def build_objects(job: LaunchJob, resolved: str) -> list[Object]:
-    """Returns the objects of a run, in order of creation."""
+    raise_problems(find_problems(job), "The config cannot be launched on Kubernetes:")
+    launch, name = job.launch, job_name(job)
     digest = int(hashlib.sha256(resolved.encode()).hexdigest(), 16) % 10**8
-    config_map = f"{job_name(job)}-{digest:08}"  # another config has another name, so a running job keeps its own
-    first: Object = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": _metadata(job) | {"name": config_map},
-        "immutable": True,
-        "data": {"config.yaml": resolved},
-    }
-    if job.launch.kubernetes.form == "jobset":
-        return [first, _jobset(job, config_map)]
-    return [first, _service(job), _indexed_job(job, config_map)]
-
-
-def _jobset(job: LaunchJob, config_map: str) -> Object:
-    spec = _job_spec(job, config_map, 0, {"fieldRef": {"fieldPath": COORDINATOR}})
-    rule = {
-        "name": "hopeless",
-        "action": "FailJobSet",
-        "onJobFailureReasons": ["PodFailurePolicy", "DeadlineExceeded"],
-    }
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": _metadata(job, queued=True),
-        "spec": {
-            "coordinator": {"replicatedJob": GROUP, "jobIndex": 0, "podIndex": 0},
-            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            "failurePolicy": {
-                "maxRestarts": _restarts(job),
-                "restartStrategy": "BlockingRecreate",
-                "rules": [rule],
-            },
-            "replicatedJobs": [{"name": GROUP, "replicas": 1, "template": {"spec": spec}}],
-        },
-    }
-
-
-def _indexed_job(job: LaunchJob, config_map: str) -> Object:
-    name = job_name(job)
-    spec = _job_spec(job, config_map, _restarts(job) * job.launch.nodes, f"{name}-0.{name}")
-    spec["template"]["spec"]["subdomain"] = name
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(job, queued=True), "spec": spec}
-
-
-def _service(job: LaunchJob) -> Object:
-    """Returns the service that gives the pods of a Job their names; for a JobSet, its controller does that."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _metadata(job),
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": {"batch.kubernetes.io/job-name": job_name(job)},
-            "ports": [{"name": "coordinator", "port": PORT, "protocol": "TCP"}],
-        },
-    }
-
-
-def _job_spec(job: LaunchJob, config_map: str, failures: int, coordinator: str | Object) -> Object:
-    """Returns the Indexed Job of all pods.
-
-    Args:
-        job: The run to launch.
-        config_map: The name of the config map.
-        failures: The maximum number of failed pods, without those that do not count.
-        coordinator: The host name of the first pod, or the field that contains it.
-    """
-    nodes = job.launch.nodes
-    exit_codes = {"containerName": CONTAINER, "operator": "In", "values": [INVALID_INPUT, DIVERGED]}
-    return {
-        "completionMode": "Indexed",
-        "completions": nodes,
-        "parallelism": nodes,
-        "backoffLimit": failures,
-        "activeDeadlineSeconds": parse_time_limit(job.launch.time or "0") or DEFAULT_DEADLINE_SECONDS,
-        "podFailurePolicy": {
-            "rules": [
-                {"action": "FailJob", "onExitCodes": exit_codes},
-                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-            ]
-        },
-        "template": {"metadata": {"labels": _labels(job)}, "spec": _pod(job, config_map, coordinator)},
-    }
-
-
-def _pod(job: LaunchJob, config_map: str, coordinator: str | Object) -> Object:
-    """Returns a pod: a container with all its GPUs, the config map, and the volume of the run's directory."""
-    launch, wanted = job.launch, job.launch.kubernetes
-    volumes = [
-        {"name": "config", "configMap": {"name": config_map}},
-        {"name": "shared", "persistentVolumeClaim": {"claimName": wanted.volume_claim}},
-    ]
-    mounts = [
-        {"name": "config", "mountPath": CONFIG_DIRECTORY, "readOnly": True},
-        {"name": "shared", "mountPath": wanted.mount},
-    ]
-    if launch.gpus_per_process:
-        volumes.append({"name": "memory", "emptyDir": {"medium": "Memory"}})
-        mounts.append({"name": "memory", "mountPath": "/dev/shm"})  # for NCCL; the default has 64 MiB
     train = [launch.python or "python", "-P", "-m", "spmdkit", "train", f"{CONFIG_DIRECTORY}/config.yaml"]
-    container = {
-        "name": CONTAINER,
-        "image": wanted.image,
-        "workingDir": wanted.mount,
-        "command": job.run_setup([*launch.prefix, *train], "-e"),
-        "env": _environment(job, coordinator),
-        **_given(envFrom=[{"secretRef": {"name": name}} for name in wanted.secrets]),
-        "ports": [{"name": "coordinator", "containerPort": PORT, "protocol": "TCP"}],
-        **_given(resources=_resources(job)),
-        "volumeMounts": mounts,
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-    }
-    ids = _given(runAsUser=wanted.user, runAsGroup=wanted.group, fsGroup=wanted.group)
-    if wanted.group:
-        ids["fsGroupChangePolicy"] = "OnRootMismatch"
-    return {
-        "restartPolicy": "Never",
-        **_given(serviceAccountName=wanted.service_account),
-        "automountServiceAccountToken": False,
-        # The profile "restricted" of Kubernetes' pod security standards
-        "securityContext": {"runAsNonRoot": True, **ids, "seccompProfile": {"type": "RuntimeDefault"}},
-        "terminationGracePeriodSeconds": job.timeouts.stop + GRACE_SECONDS,
-        "containers": [container],
-        "volumes": volumes,
-    }
-
-
-def _environment(job: LaunchJob, coordinator: str | Object) -> list[Object]:
-    """Returns the variables of a pod; Kubernetes adds its index as JOB_COMPLETION_INDEX, and Secrets add secrets."""
-    host = {"value": coordinator} if isinstance(coordinator, str) else {"valueFrom": coordinator}
-    given = {name: value for name, value in redact(job.launch.environment).items() if value is not None}
-    return [
-        *({"name": name, "value": value.replace("$(", "$$(")} for name, value in given.items()),
-        {"name": "SPMDKIT_COORDINATOR", **host},
-        {"name": "SPMDKIT_JOB_ADDRESSES", "value": f"$(SPMDKIT_COORDINATOR):{PORT}"},
-        {"name": "SPMDKIT_NUM_PROCESSES", "value": str(job.launch.nodes)},
-        {"name": "PYTHONUNBUFFERED", "value": "1"},
-    ]
-
-
-def _resources(job: LaunchJob) -> Object:
-    cpus, gpus, memory = job.launch.cpus_per_process, job.launch.gpus_per_process, job.launch.kubernetes.memory
-    requests = _given(cpu=str(cpus or ""), memory=memory)
-    return _given(requests=requests, limits=_given(**{"nvidia.com/gpu": str(gpus or "")}, memory=memory))
-
-
-def _given(**fields: Any) -> Object:
-    """Returns the fields that are not empty or 0."""
-    return {name: value for name, value in fields.items() if value}
-
-
-def _restarts(job: LaunchJob) -> int:
-    return job.request.restarts or job.launch.kubernetes.restarts
-
-
-def _metadata(job: LaunchJob, *, queued: bool = False) -> Object:
-    wanted = job.launch.kubernetes
-    labels = _labels(job) | ({QUEUE: wanted.queue} if queued and wanted.queue else {})
-    return {"name": job_name(job), **_given(namespace=wanted.namespace), "labels": labels}
-
-
-def _labels(job: LaunchJob) -> dict[str, str]:
-    return {"app.kubernetes.io/name": "spmdkit", "app.kubernetes.io/instance": job_name(job)}
+    text = render(
+        "kubernetes.yaml",
+        launch=launch,
+        name=name,
+        config=resolved,
+        config_map=f"{name}-{digest:08}",  # another config has another name, so a running job keeps its own
+        config_directory=CONFIG_DIRECTORY,
+        command=job.run_setup([*launch.prefix, *train], "-e"),
+        environment={name: value for name, value in redact(launch.environment).items() if value is not None},
+        restarts=job.request.restarts or launch.kubernetes.restarts,
+        hopeless=[INVALID_INPUT, DIVERGED],
+        deadline=parse_time_limit(launch.time or "0") or DEFAULT_DEADLINE_SECONDS,
+        grace=job.timeouts.stop + GRACE_SECONDS,
+        port=PORT,
+    )
+    objects = yaml.safe_load_all(text)
+    return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -261,9 +100,6 @@ class _Dumper(yaml.SafeDumper):
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
         return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)

@@ -22,7 +22,7 @@ from ..mesh.files import absolute_path, write_text
 from ..runtime.machine_check import check_directory
 from ..runtime.ownership import refuse_if_in_use
 from ..runtime.run_directory import make_directory
-from .launchers import LaunchJob, LaunchRequest, invalid_target
+from .launchers import LaunchJob, LaunchRequest, invalid_target, render
 from .startup.variables import without_job_variables
 from .supervision.attempts import NotNow
 from .supervision.output import announce
@@ -36,74 +36,6 @@ UNAVAILABLE = re.compile(
 PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]-]+")
 """Characters without a special meaning for Slurm and bash."""
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
-
-MISSING = """[ -n "${{{name}+set}}" ] || {{
-    echo 'launch.environment.{name} must be set in the shell that submits'
-    exit 2
-}}"""
-BODY = r"""
-stopped=
-trap 'stopped=1' TERM # scancel: the processes get the signal too, and save
-
-latest() {{ # the latest step that has a checkpoint
-    ls "$run/checkpoints" 2>/dev/null | grep -Ex '[0-9]+' | sort -n | tail -n 1
-}}
-
-logs=$run/logs
-mkdir -p "$logs" || exit {again}
-starts=$logs/slurm-$SLURM_JOB_ID.starts
-step=$(latest)
-echo "--- $(date '+%F %T') job $SLURM_JOB_ID, start $((${{SLURM_RESTART_COUNT:-0}} + 1))" \
-    "on $SLURM_JOB_NODELIST, from step ${{step:-0}}" | tee -a "$starts"
-{fresh}messages=$logs/slurm-$SLURM_JOB_ID.srun
-srun {options} \
-    --output={output} \
-    {command} 2>"$messages"
-code=$?
-cat "$messages" >&2
-
-# The exit code of srun is mostly that of processes that it killed; its first message about one names the first failure.
-first=$(sed -n 's/^srun: error: .*: tasks\{{0,1\}} \([0-9][^:]*: .*\)/\1/p' "$messages" | head -n 1)
-rank=${{first%%[!0-9]*}}
-case $first in
-*": Exited with exit code "*) code=${{first##* }} ;;
-?*) code={again} ;; # killed by a signal
-esac
-[ "$code" -gt 128 ] && code={again}
-[ "$code" -eq 0 ] && exit 0
-if [ -n "$rank" ]; then
-    echo "rank $rank ended first: ${{first#*: }}. Its last lines, all of them in $logs/rank-$rank.log:"
-    grep -Fv '[Gloo]' "$logs/rank-$rank.log" | tail -n 20
-fi
-"""
-"""The script after the assignment of `run`. Doubled braces are literal."""
-
-REQUEUE = r"""
-[ "$code" -eq {again} ] || exit "$code" # another attempt would fail in the same way
-if [ -n "$stopped" ]; then
-    echo "job $SLURM_JOB_ID was canceled; the same command resumes the run"
-    exit {again}
-fi
-step=$(latest)
-if [ "$(grep -c ", from step ${{step:-0}}\$" "$starts")" -gt {restarts} ]; then
-    echo "not restarted: {restarts} restarts made no newer checkpoint than step ${{step:-0}}"
-    exit 1
-fi
-echo "requeueing the job, to resume from step ${{step:-0}}"
-scontrol requeue "$SLURM_JOB_ID"
-exit {again}
-"""
-
-NO_REQUEUE = """
-exit "$code"
-"""
-
-FRESH = r"""# --fresh applies until the new run has written its config.yaml
-mark=$logs/slurm-$SLURM_JOB_ID.fresh
-[ -e "$mark" ] || : >"$mark"
-fresh=--fresh
-[ "$run/config.yaml" -nt "$mark" ] && fresh=
-"""
 
 
 def parse(given: str) -> str:
@@ -218,29 +150,21 @@ def batch_script(job: LaunchJob, partition: str) -> str:
         *launch.slurm.srun_options,
     ]
     command = [*launch.prefix, *job.command(launch.python or sys.executable, fresh=False)]
-    body = BODY.format(
+    return render(
+        "slurm.sh",
+        logs=shlex.quote(str(logs)),
+        directives=[quote_directive(option) for option in _job_options(job, partition, directory)],
+        variables={name: None if value is None else shlex.quote(value) for name, value in variables},
+        setup=launch.setup,
+        run=shlex.quote(str(directory)),
         again=TRY_AGAIN,
-        fresh=FRESH if job.request.fresh else "",
+        fresh=job.request.fresh,
         options=shlex.join(options),
         output=shlex.quote(f"{escape_pattern(logs)}/rank-%t.log"),
-        command=shlex.join(command) + (" $fresh" if job.request.fresh else ""),
+        command=shlex.join(command),
+        requeue=launch.slurm.requeue,
+        restarts=job.request.restarts or launch.slurm.restarts,
     )
-    restarts = job.request.restarts or launch.slurm.restarts
-    lines = [
-        "#!/bin/bash",
-        f"# A run of spmdkit. The directory {shlex.quote(str(logs))} must exist before you submit this.",
-        *(f"#SBATCH {quote_directive(option)}" for option in _job_options(job, partition, directory)),
-        "",
-        *(
-            MISSING.format(name=name) if value is None else f"export {name}={shlex.quote(value)}"
-            for name, value in variables
-        ),
-        *launch.setup,
-        "",
-        f"run={shlex.quote(str(directory))}",
-    ]
-    end = REQUEUE.format(again=TRY_AGAIN, restarts=restarts) if launch.slurm.requeue else NO_REQUEUE
-    return "\n".join(lines) + body + end
 
 
 def _job_options(job: LaunchJob, partition: str, directory: Path) -> list[str]:

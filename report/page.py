@@ -211,6 +211,7 @@ def write_plan_page(path: Path, plan: RunPlan, alternatives: Sequence[Mapping[st
     names = plan.target.device_names()[: prod(plan.mesh.values())]
     mesh = DeviceMesh(tuple(plan.mesh.values()), tuple(plan.mesh), names)
     compiled = plan.compile_seconds is not None
+    temporaries = {} if plan.temporaries is None else {"temporaries": plan.temporaries}
     write_page(
         absolute_path(path),
         "plan_page.html",
@@ -220,7 +221,7 @@ def write_plan_page(path: Path, plan: RunPlan, alternatives: Sequence[Mapping[st
         hosts=1 if plan.target.shape else plan.target.hosts,
         mesh={"text": f"{mesh_sizes(mesh) or 'one device'}: {mesh.size:,} devices", "mesh": _draw_hosts(plan, mesh)},
         axes=list(_axes_of_plan(plan)),
-        memory=_memory_of_plan(plan),
+        memory={**plan.state, **temporaries, "total": plan.peak_bytes, "capacity": plan.target.card.memory_bytes},
         queues=list(_queue_pictures(plan.events)),
         kinds=[*((kind, name) for name, kind in QUEUE_KINDS.items()), (WAITING, "kernels wait for a collective")],
         alternatives=[_alternative(each) for each in alternatives[:MAX_ALTERNATIVES]],
@@ -271,28 +272,15 @@ def _axes_of_plan(plan: RunPlan) -> Iterable[dict[str, Any]]:
             }
 
 
-def _memory_of_plan(plan: RunPlan) -> dict[str, int]:
-    """Returns the bytes of each kind, their total, and the capacity of a device."""
-    temporaries = {} if plan.temporaries is None else {"temporaries": plan.temporaries}
-    return {**plan.state, **temporaries, "total": plan.peak_bytes, "capacity": plan.target.card.memory_bytes}
-
-
 def _queue_pictures(events: Sequence[Event]) -> Iterable[tuple[str, dict[str, Any]]]:
     """Yields the name of each queue with events, and the picture of its time."""
     end = max((each.begin + each.seconds for each in events), default=0.0)
     for queue, kind in QUEUE_KINDS.items():
-        stretches = [
-            Stretch(each.begin, each.begin + each.seconds, {_kind_of(each, kind): each.seconds}, 0)
-            for each in events
-            if each.queue == queue
-        ]
+        own = [(each, WAITING if each.name.startswith("waits for") else kind) for each in events if each.queue == queue]
+        stretches = [Stretch(each.begin, each.begin + each.seconds, {what: each.seconds}, 0) for each, what in own]
         picture = make_timeline(Course([*stretches, Stretch(end, end, {}, 0)], []))
         if stretches and picture:
             yield queue, picture
-
-
-def _kind_of(event: Event, kind: str) -> str:
-    return WAITING if event.name.startswith("waits for") else kind
 
 
 def _alternative(row: Mapping[str, Any]) -> dict[str, str]:

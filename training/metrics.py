@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..mesh.errors import UserError
-from ..mesh.files import atomic_write
+from ..mesh.files import write_text
 
 
 class MetricsLog:
@@ -31,9 +31,9 @@ class MetricsLog:
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            kept = [_to_line(record) for record in read_metrics(path) if not _is_after(record, start_step)]
-            with atomic_write(path) as partial:
-                partial.write_text("".join(kept), encoding="utf-8")
+            records = read_metrics(path)
+            kept = [each for each in records if type(each.get("step")) is not int or each["step"] <= start_step]
+            write_text(path, "".join(map(_to_line, kept)))
         self._path = path
         self._file = path.open("ab", buffering=0)
 
@@ -90,10 +90,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         elif number < len(lines) or line.strip("\0")[:1] not in ("", "{"):
             raise UserError(f"{path} line {number} is not a JSON object: {line[:80]!r}. Remove it.")
     return records
-
-
-def _is_after(record: Mapping[str, Any], step: int) -> bool:
-    return type(record.get("step")) is int and record["step"] > step
 
 
 def _to_line(record: Mapping[str, Any]) -> str:

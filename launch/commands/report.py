@@ -6,14 +6,6 @@ from pathlib import Path
 
 from .command import OR_CONFIG, PLACE, Command, add
 
-HELP = f"""
-RUN is {PLACE};
-or a CONFIG, a YAML file or preset whose run.dir contains a run:
-
-  runs/one    runs/one/checkpoints/40    my.yaml
-
-A page shows the content of the directories, so key=value arguments are not accepted.
-"""
 COMPARED = "compare.html"
 
 
@@ -36,6 +28,13 @@ def report(arguments: argparse.Namespace) -> int:
       spmdkit report runs/quickstart                   its report.html, up to date
       spmdkit report runs/a runs/b --out compare.html  both on one page
       spmdkit report runs/a runs/b --json              their figures and differences for a program
+
+    RUN is the directory of a run (run.dir) or of one of its checkpoints; or a CONFIG, a YAML file or preset whose
+    run.dir contains a run:
+
+      runs/one    runs/one/checkpoints/40    my.yaml
+
+    A page shows the content of the directories, so key=value arguments are not accepted.
     """
     from ...mesh.errors import UserError, printable
     from ...report.comparison import comparison_json, summarize, write_comparison
@@ -63,4 +62,4 @@ def report(arguments: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("report", "spmdkit report runs/quickstart", report, add_report, HELP)
+COMMAND = Command("report", "spmdkit report runs/quickstart", report, add_report, help="")

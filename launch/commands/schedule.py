@@ -10,20 +10,6 @@ from .command import Command, add
 if TYPE_CHECKING:
     from ...parallel.schedule.schedule_table import Schedule
 
-SCHEDULE_HELP = """
-schedules:
-  gpipe             all forwards, then all backwards                    time 3(M+S-1)      holds M microbatches
-  1f1b              one forward, one backward in turn                   time 3(M+S-1)      holds S-s on stage s
-  interleaved_1f1b  1f1b with V chunks of the model on each stage       time 3(M+(S-1)/V)  holds S-s/V
-  zb_h1             1f1b, each gradient passed on before its weights    time 3M+S-1        holds S
-  zbv               two chunks per stage, down the stages and up again  time 3M+(S-1)/2    holds S
-
-An action is F (forward), R (forward again), B (backward to the input) or W (backward to the weights), and takes a tick.
-A tick lasts as long as its slowest action; with V chunks each action costs 1/V. In a CSV file, a line is a stage and a
-cell is a tick: F0, B3, W3, R2, F0.1 (microbatch 0, chunk 1), or empty. The file may begin with `# placement: v` and
-`# joint: true`.
-"""
-
 
 def numbers(text: str) -> list[float]:
     """Parses numbers with commas in between."""
@@ -57,6 +43,18 @@ def schedule(arguments: argparse.Namespace) -> int:
       spmdkit schedule gpipe --stages 4 --microbatches 8 --recompute --json       for a program to read
       spmdkit schedule 1f1b --stages 2 --microbatches 4 --csv mine.csv            the table, to edit
       spmdkit schedule mine.csv                                                   checked, timed and drawn
+
+    schedules:
+      gpipe             all forwards, then all backwards                    time 3(M+S-1)      holds M microbatches
+      1f1b              one forward, one backward in turn                   time 3(M+S-1)      holds S-s on stage s
+      interleaved_1f1b  1f1b with V chunks of the model on each stage       time 3(M+(S-1)/V)  holds S-s/V
+      zb_h1             1f1b, each gradient passed on before its weights    time 3M+S-1        holds S
+      zbv               two chunks per stage, down the stages and up again  time 3M+(S-1)/2    holds S
+
+    An action is F (forward), R (forward again), B (backward to the input) or W (backward to the weights), and takes a
+    tick. A tick lasts as long as its slowest action; with V chunks each action costs 1/V. In a CSV file, a line is a
+    stage and a cell is a tick: F0, B3, W3, R2, F0.1 (microbatch 0, chunk 1), or empty. The file may begin with
+    `# placement: v` and `# joint: true`.
     """
     from rich.console import Console
 
@@ -98,6 +96,4 @@ def _find_schedule(arguments: argparse.Namespace) -> "Schedule":
     return make_schedule(name, stages, microbatches, virtual=arguments.virtual, recompute=arguments.recompute)
 
 
-COMMAND = Command(
-    "schedule", "spmdkit schedule 1f1b --stages 4 --microbatches 8", schedule, add_schedule, SCHEDULE_HELP
-)
+COMMAND = Command("schedule", "spmdkit schedule 1f1b --stages 4 --microbatches 8", schedule, add_schedule, help="")

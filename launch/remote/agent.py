@@ -102,10 +102,9 @@ def run(task: dict) -> None:
             variables of another run; `silence`, seconds without a line after which the client counts as lost.
     """
     guard, guard_pipe = start_guard()
+    # The process gets its own handlers; if signals were ignored here, it would inherit that.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(
-            number, lambda *_: None
-        )  # the process gets its own; if they were ignored here, it would inherit that
+        signal.signal(number, lambda *_: None)
     turn = threading.Lock()
     try:
         process = subprocess.Popen(
@@ -165,13 +164,7 @@ def start_guard() -> tuple[int, int]:
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)  # ssh waits until all copies of its pipes are closed
-    groups = b""
-    while True:
-        more = os.read(read, 4096)
-        if not more:
-            break
-        groups += more
-    for line in groups.split():
+    for line in os.fdopen(read, "rb").read().split():  # waits until the other process has ended
         kill_group(int(line), signal.SIGKILL)
     os._exit(0)
 

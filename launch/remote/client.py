@@ -51,7 +51,7 @@ class Client:
         self._name = name
         self._command = command
         self._task = task
-        self._ssh: subprocess.Popen[bytes] | None = None
+        self._ssh: subprocess.Popen[bytes]
         self._has_begun = False
         self._pending: list[int] = []
         """Signals that have not been passed on yet."""
@@ -99,7 +99,6 @@ class Client:
 
     def _relay(self) -> int | None:
         """Prints the output of the process; returns its exit status, or None if the connection is lost."""
-        assert self._ssh is not None
         source = cast(BinaryIO, self._ssh.stdout)
         while len(header := source.read(FRAME.size)) == FRAME.size:
             kind, size = FRAME.unpack(header)
@@ -120,7 +119,6 @@ class Client:
 
     def _send(self, text: bytes) -> bool:
         """Writes to the agent; returns whether it worked. Short writes of several threads do not mix in a pipe."""
-        assert self._ssh is not None
         pipe = cast(BinaryIO, self._ssh.stdin).fileno()
         try:
             while text:
@@ -142,9 +140,8 @@ class Client:
 
     def _lost(self, how: str) -> int:
         """Prints that the host cannot be reached, with the messages of ssh."""
-        if self._ssh is not None:
-            self._ssh.kill()
-            self._ssh.wait()
+        self._ssh.kill()
+        self._ssh.wait()
         time.sleep(0.1)  # for its last messages
         messages = "; ".join(dict.fromkeys(self._messages.decode(errors="replace").splitlines()))
         subject = f"the connection to host {self._name}" if how == "was lost" else f"host {self._name}"

@@ -136,12 +136,10 @@ def wait_until_listening(address: Address, seconds: float = HANDOVER_SECONDS) ->
     """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        try:
+        with suppress(OSError):
             socket.create_connection(address, timeout=1.0).close()
-        except OSError:
-            time.sleep(0.01)
-        else:
             return
+        time.sleep(0.01)
 
 
 def interface_facing(host: str) -> str:

@@ -304,7 +304,5 @@ def _expand_item(item: str) -> list[str]:
 
 def expand_counts(text: str) -> list[int]:
     """Expands Slurm's tasks per node: "2(x3),1" is three nodes with two tasks and one with one."""
-    counts: list[int] = []
-    for count, repeats in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
-        counts += [int(count)] * int(repeats or 1)
-    return counts
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(count) for count, repeats in found for _ in range(int(repeats or 1))]

@@ -128,18 +128,18 @@ def run_processes(
     handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
     handlers = {number: signal.signal(number, lambda got, _: events.put(signal.Signals(got))) for number in handled}
     workers: list[Worker] = []
-    guard = start_guard()
-    try:
-        for rank, start in enumerate(starts):
-            workers.append(start_worker(rank, start, logs, guard))
-            watch(workers[-1], events)
-        exits, received, halted = _supervise(workers, events, grace, stop, leave)
-    finally:
-        send(workers, signal.SIGKILL)  # also to children that workers left behind
-        end_guard(guard)
-        finish_reading(workers)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    with start_guard() as guard:
+        try:
+            for rank, start in enumerate(starts):
+                workers.append(start_worker(rank, start, logs, guard))
+                watch(workers[-1], events)
+            exits, received, halted = _supervise(workers, events, grace, stop, leave)
+        finally:
+            send(workers, signal.SIGKILL)  # also to children that workers left behind
+            guard.kill()  # before its pipe closes: the system may reuse the process ids
+            finish_reading(workers)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
     return Outcome(tuple(exits), received, tuple(list(each.err or each.out) for each in workers), tuple(halted))
 
 
@@ -245,14 +245,6 @@ def start_guard() -> subprocess.Popen[bytes]:
         bufsize=0,
         start_new_session=True,
     )
-
-
-def end_guard(guard: subprocess.Popen[bytes]) -> None:
-    """Ends the guard before its pipe closes: the system may reuse the process ids."""
-    guard.kill()
-    guard.wait()
-    assert guard.stdin is not None
-    guard.stdin.close()
 
 
 def send(workers: Sequence[Worker], number: signal.Signals) -> None:

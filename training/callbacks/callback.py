@@ -28,7 +28,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from ...mesh.errors import UserError
+from ...mesh.errors import UserError, raise_problems
 from ...mesh.processes import is_main_process
 from ...parallel.options import validated
 from ...parallel.step.state import TrainState
@@ -297,8 +297,7 @@ class CatalogCallback(Callback):
                 setattr(self, each.name, validated(each.type, getattr(self, each.name), key))
             except UserError as error:
                 problems.append(str(error))
-        if problems:
-            raise UserError("\n".join(problems))
+        raise_problems(problems)
 
 
 EVENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))

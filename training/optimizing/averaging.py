@@ -26,7 +26,7 @@ from annotated_types import Ge, Lt
 from jax import Array
 
 from ...layouts.paths import map_with_path
-from ...mesh.errors import UserError
+from ...mesh.errors import raise_problems
 from ...parallel.model import Params
 from ...parallel.options import type_problems
 from ...parallel.plan import ShardingPlan
@@ -51,8 +51,7 @@ class EMAConfig:
         problems = type_problems("optimizer.ema", self)
         if self.evaluate and not self.decay:
             problems.append("optimizer.ema.evaluate=true requires an average. Set optimizer.ema.decay, such as 0.999.")
-        if problems:
-            raise UserError("\n".join(problems))
+        raise_problems(problems)
 
 
 class Averaged(NamedTuple):
@@ -92,7 +91,8 @@ def averaged(
     def update(updates: Any, state: Any, params: Any = None, **more: Any) -> tuple[Any, Averaged]:
         updates, after = inner.update(updates, state.inner, params, **more)
         count = state.updates + _accepted(state.inner, after)
-        weight = _weight(count, decay) * _accepted(state.inner, after)
+        # The weight is computed in the widest enabled dtype.
+        weight = jnp.maximum(1 - decay, WARM_UP / (WARM_UP + count.astype(float))) * _accepted(state.inner, after)
         new = optax.apply_updates(params, updates)
 
         def moved(average: Any, leaf: Array) -> Any:
@@ -103,12 +103,6 @@ def averaged(
         return updates, Averaged(count, jax.tree.map(moved, state.average, new, is_leaf=_is_masked), after)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _weight(count: Array, decay: float) -> Array:
-    """Returns the weight of the parameters after update number `count`, in the widest enabled dtype."""
-    number = count.astype(float)
-    return jnp.maximum(1 - decay, WARM_UP / (WARM_UP + number))
 
 
 def _accepted(before: Any, after: Any) -> Array:

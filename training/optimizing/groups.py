@@ -23,7 +23,7 @@ import optax
 from annotated_types import Gt
 
 from ...layouts.paths import leaves_with_paths, map_with_path, match_paths, some
-from ...mesh.errors import UserError
+from ...mesh.errors import raise_problems
 
 KEY = "optimizer.groups"
 REST = "rest"
@@ -95,8 +95,7 @@ def assign(patterns: Sequence[str], abstract_params: Any, frozen: Collection[str
                 f"{KEY}: {listed} match {path}. A parameter is in one group: make the expressions more specific, or "
                 "use the path itself as an expression, which goes before them."
             )
-    if problems:
-        raise UserError("\n".join(dict.fromkeys(problems)))
+    raise_problems(dict.fromkeys(problems))
     return groups
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from annotated_types import Ge, Lt
 
 from ...layouts.paths import pattern_problem
-from ...mesh.errors import UserError, did_you_mean
+from ...mesh.errors import UserError, did_you_mean, raise_problems
 from ...parallel.options import PositiveFloat32, type_problems
 from .averaging import EMAConfig
 from .groups import KEY, GroupConfig
@@ -73,9 +73,7 @@ class OptimizerConfig:
         problems = [*_name_problems(self), *type_problems("optimizer", self), *learning_rate_problems(self.schedule)]
         for name in ("decay_skip", "muon_skip", "freeze", "groups"):
             problems += [f"optimizer.{name}: {error}" for error in map(pattern_problem, getattr(self, name)) if error]
-        problems = problems or _group_problems(self)
-        if problems:
-            raise UserError("\n".join(problems))
+        raise_problems(problems or _group_problems(self))
 
     @property
     def names(self) -> tuple[str, ...]:

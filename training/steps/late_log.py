@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -37,43 +38,39 @@ class Progress(NamedTuple):
     extra: dict[str, float]
 
 
+@dataclass(eq=False)
 class LateLog:
-    """Reads metrics of completed steps, checks them, and reports some."""
+    """Reads metrics of completed steps, checks them, and reports some.
 
-    def __init__(
-        self,
-        start: int,
-        every: int,
-        on_progress: Callable[[Progress], None],
-        waited: Callable[[float], None] | None,
-        skips: Skips,
-    ) -> None:
-        """Starts the clock.
+    Attributes:
+        start: The completed steps.
+        every: The number of steps between reports.
+        on_progress: Called with the metrics of a reported step.
+        waited: Called with the seconds that the host has waited for a step, if not None.
+        skips: Counts steps that are not finite, which are not reported.
+    """
 
-        Args:
-            start: The completed steps.
-            every: The number of steps between reports.
-            on_progress: Called with the metrics of a reported step.
-            waited: Called with the seconds that the host has waited for a step, if not None.
-            skips: Counts steps that are not finite, which are not reported.
-        """
+    start: int
+    every: int
+    on_progress: Callable[[Progress], None]
+    waited: Callable[[float], None] | None
+    skips: Skips
+
+    def __post_init__(self) -> None:
+        """Starts the clock."""
         self._running: deque[tuple[int, StepMetrics]] = deque()
         self._done: list[tuple[int, StepMetrics, float]] = []
-        self._first = start + 1
-        self._every = every
-        self._on_progress = on_progress
-        self._waited = waited
-        self._skips = skips
-        self._reported = start
+        self._first = self.start + 1
+        self._reported = self.start
         self._latest: Progress | None = None
-        self._restart_clock(start, time.perf_counter())
+        self._restart_clock(self.start, time.perf_counter())
 
     def push(self, number: int, metrics: StepMetrics) -> None:
         """Adds the metrics of a step that has just started; waits for the oldest step if too many are running."""
         self._running.append((number, metrics))
         if len(self._running) > RUN_AHEAD:
             done = self._wait_for_oldest()
-            if done % self._every == 0 or done == self._first or len(self._done) == READ_TOGETHER:
+            if done % self.every == 0 or done == self._first or len(self._done) == READ_TOGETHER:
                 self._read_done()
                 self._report_if_due()
 
@@ -85,7 +82,7 @@ class LateLog:
             measured: Metrics by name; may be empty.
         """
         if measured and self._latest is not None:
-            self._latest = self._latest._replace(step=number, extra=self._latest.extra | self._skips.figures)
+            self._latest = self._latest._replace(step=number, extra=self._latest.extra | self.skips.figures)
         self._report(measured)
 
     def go_on(self) -> None:
@@ -106,7 +103,7 @@ class LateLog:
         """Waits for every step, and reports those that are due except the last."""
         while self._running:
             done = self._wait_for_oldest()
-            if done % self._every == 0 and self._running:
+            if done % self.every == 0 and self._running:
                 self._read_done()
                 self._report_if_due()
         self._read_done()
@@ -116,8 +113,8 @@ class LateLog:
         before = time.perf_counter()
         metrics.loss.block_until_ready()
         at = time.perf_counter()
-        if self._waited is not None:
-            self._waited(at - before)
+        if self.waited is not None:
+            self.waited(at - before)
         self._done.append((number, metrics, at))
         return number
 
@@ -129,16 +126,16 @@ class LateLog:
     def _read(self, number: int, metrics: StepMetrics, at: float) -> None:
         own = {name: float(np.asarray(local_copy(value))) for name, value in metrics.further.items()}
         loss, grad_norm, weight = (float(np.asarray(local_copy(value))) for value in metrics[:3])  # the cheapest read
-        if not self._skips.takes(number, loss, grad_norm):
+        if not self.skips.takes(number, loss, grad_norm):
             self._weight += weight
             elapsed = max(at - self._since, 1e-9)
             speeds = self._weight / elapsed, elapsed / (number - self._counted)
-            self._latest = Progress(number, loss, grad_norm, *speeds, own | self._skips.figures)
+            self._latest = Progress(number, loss, grad_norm, *speeds, own | self.skips.figures)
         if number == self._first:  # it includes compilation: start timing at its end
             self._restart_clock(number, at)
 
     def _report_if_due(self) -> None:
-        if self._latest is not None and self._latest.step % self._every == 0:
+        if self._latest is not None and self._latest.step % self.every == 0:
             self._report({})
 
     def _report(self, extra: dict[str, float]) -> None:
@@ -147,7 +144,7 @@ class LateLog:
         progress = self._latest._replace(extra={**self._latest.extra, **extra})
         self._reported = progress.step
         self._restart_clock(progress.step, time.perf_counter())
-        self._on_progress(progress)
+        self.on_progress(progress)
 
     def _restart_clock(self, step: int, at: float) -> None:
         """Restarts the time and the weight at the end of a step."""

@@ -53,7 +53,7 @@ class Gate:
         self._pauses: dict[int, list[str]] = {}
         self._dropped = 0
         self._change = threading.Condition()
-        self.ask: Callable[[str], None] = self._pause_alone
+        self.ask: Callable[[str], None] = lambda text: self.pause_after(self.close("alone") + 1, text, name="alone")
         """Requests a pause as soon as possible; returns at once. Only process 0 may call this."""
         self.last_request: Callable[[], int] = lambda: 0
 
@@ -140,9 +140,6 @@ class Gate:
     def is_closing(self) -> bool:
         """True if the run stops, even if its last step is not decided yet."""
         return STOP in self._undecided or self._last is not None
-
-    def _pause_alone(self, text: str) -> None:
-        self.pause_after(self.close("alone") + 1, text, name="alone")
 
 
 @contextmanager

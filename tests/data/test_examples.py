@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from spmdkit.launch.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("data_*.yaml"))
@@ -32,8 +31,7 @@ STARTS = [
         for path, overrides in STARTS
     ],
 )
-def test_it_trains(example, overrides, tmp_path, monkeypatch, capsys):
+def test_it_trains(example, overrides, tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
-    assert main(["train", str(example), f"run.dir={tmp_path}/run", *overrides, *FEW]) == 0
-    assert "Evaluation loss" in capsys.readouterr().out
+    assert "Evaluation loss" in cli(0, "train", example, f"run.dir={tmp_path}/run", *overrides, *FEW).out
     assert (tmp_path / "run" / "report.html").is_file()

@@ -84,6 +84,7 @@ def test_names_changes_that_need_less_memory(monkeypatch, small_card):
     assert max(remedies.values()) < found.peak_bytes
     changed = planned(f"{small_card}:1x8", "strategy={data: 4, fsdp: 2}", "train.remat=full")
     assert changed.peak_bytes == remedies["train.remat=full"]
+    assert "DOES NOT FIT" in str(found)
     assert "with train.remat=full (analytic)" in str(found)
 
 

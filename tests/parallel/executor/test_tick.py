@@ -34,11 +34,6 @@ def test_each_block_has_its_turn(does, blocks):
     assert int(jax.jit(run)(does, blocks)) == does * (10 * blocks + sum(range(blocks)))
 
 
-def test_once_is_once_or_not_at_all():
-    run = jax.jit(lambda does: tick().once("embed", does, lambda x: x + 1, jnp.int32(0)))
-    assert [int(run(does)) for does in (0, 1)] == [0, 1]
-
-
 def test_chunks_are_even_where_all_have_as_many_blocks():
     assert is_even(THREE)
     assert not is_even(make_timetable(SCHEDULE, assign(5, SCHEDULE, ())))
@@ -71,11 +66,6 @@ def test_each_part_needs_the_clock_of_the_one_before():
     assert len(loops) == 2
     assert any(comes_from(variable, loops[0]) for variable in loops[1].invars)
     assert int(jax.jit(run)(1, 0, 5)) == 7
-
-
-def test_the_turns_of_a_loop_are_written_for_the_census():
-    run = jax.jit(lambda does: tick().each_block("forward", does, lambda _, x: jnp.sin(x), jnp.float32(0)))
-    assert f"forward.turns_6_of_{SCHEDULE.num_ticks}" in run.lower(1).compile().as_text()
 
 
 def test_a_single_slot_is_read_after_the_loops_before():

@@ -1,7 +1,6 @@
 """Modules of Flax, Equinox and Keras, as their own documentation writes them, train as in their own library."""
 
 import importlib.util
-import os
 import re
 from functools import cache
 from pathlib import Path
@@ -19,6 +18,7 @@ from spmdkit.parallel import FSDPConfig, Precision, build_step, lay_out
 from spmdkit.runtime.loading.load_run import load_run
 from spmdkit.runtime.train import train
 from spmdkit.training.metrics import read_metrics
+from support.forms_of_names import keras_in
 
 pytestmark = pytest.mark.usefixtures("broadcasting")
 FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
@@ -170,11 +170,7 @@ def equinox():
 
 @cache
 def keras():
-    os.environ.setdefault("KERAS_BACKEND", "jax")
-    import keras
-
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
+    keras = keras_in("float64")
     layers = keras.layers
     module = keras.Sequential(
         [
@@ -308,12 +304,7 @@ def in_its_own_library(name, file, inputs):
 
 def unnamed_layers_count_from_one():
     """As in a fresh process."""
-    os.environ.setdefault("KERAS_BACKEND", "jax")
-    import keras
-
-    keras.config.set_floatx("float32")
-    keras.config.set_dtype_policy("float32")
-    keras.utils.clear_session()
+    keras_in("float32").utils.clear_session()
 
 
 @pytest.fixture

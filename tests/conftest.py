@@ -6,6 +6,7 @@ import signal
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -70,6 +71,14 @@ def eight_devices() -> None:
 def import_path(monkeypatch) -> None:
     """A run adds the directories of a user's code to the path; no later test imports from them."""
     monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.fixture
+def user_module(monkeypatch):
+    """Puts objects into a module named `mine`."""
+    module = ModuleType("mine")
+    monkeypatch.setitem(sys.modules, "mine", module)
+    return lambda **objects: vars(module).update(objects)
 
 
 @pytest.fixture

@@ -1,5 +1,3 @@
-import sys
-import types
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -32,14 +30,6 @@ class Mine:
 
     def loss(self, params, batch, key):
         return loss(params, batch, key)
-
-
-@pytest.fixture
-def user_module(monkeypatch):
-    """Puts objects into a module named `mine`."""
-    module = types.ModuleType("mine")
-    monkeypatch.setitem(sys.modules, "mine", module)
-    return lambda **objects: vars(module).update(objects)
 
 
 def test_what_is_given_wins_over_the_data_and_zero_does_not():

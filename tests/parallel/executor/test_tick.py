@@ -34,6 +34,11 @@ def test_each_block_has_its_turn(does, blocks):
     assert int(jax.jit(run)(does, blocks)) == does * (10 * blocks + sum(range(blocks)))
 
 
+def test_once_is_once_or_not_at_all():
+    run = jax.jit(lambda does: tick().once("embed", does, lambda x: x + 1, jnp.int32(0)))
+    assert [int(run(does)) for does in (0, 1)] == [0, 1]
+
+
 def test_chunks_are_even_where_all_have_as_many_blocks():
     assert is_even(THREE)
     assert not is_even(make_timetable(SCHEDULE, assign(5, SCHEDULE, ())))

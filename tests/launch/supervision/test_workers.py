@@ -82,6 +82,15 @@ def test_stopped_processes_are_muted(tmp_path, capsys):
     assert "a long story" in (tmp_path / "rank-0.log").read_text()
 
 
+@pytest.mark.slow
+def test_kills_processes_that_ignore_sigterm(tmp_path):
+    start = time.monotonic()
+    outcome = run([IGNORE_TERM, "import time; time.sleep(1); 1 / 0"], tmp_path, grace=0.5)
+    assert codes(outcome) == {0: -signal.SIGKILL, 1: 1}
+    assert outcome.tails[1][-1] == "ZeroDivisionError: division by zero"
+    assert time.monotonic() - start < 5
+
+
 FATAL = "import os, sys; print('JAX distributed service detected fatal errors', file=sys.stderr); os.abort()"
 GLOO = "import sys; print('error: Gloo all-reduce failed: Connection closed by peer', file=sys.stderr); exit(75)"
 

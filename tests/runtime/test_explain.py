@@ -17,7 +17,7 @@ from spmdkit.parallel import data as data_strategy
 from spmdkit.parallel.collectives import Collective
 from spmdkit.planning.explain_run import explain
 from spmdkit.runtime.explain import Explanation
-from support.runs import spmdkit, write_config
+from support.runs import trained, write_config
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -32,8 +32,7 @@ COUNTS = 2 * 4  # steps, counted by adam's moments and by the schedule
 def explained(tmp_path_factory) -> dict:
     """What a process of its own prints: one object and nothing else."""
     folder = tmp_path_factory.mktemp("explained")
-    ended = spmdkit("explain", write_config(folder), "--json")
-    assert ended.returncode == 0, ended.stderr
+    ended = trained("explain", write_config(folder), "--json")
     assert not (folder / "run").exists()
     return json.loads(ended.stdout)
 

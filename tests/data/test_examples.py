@@ -1,23 +1,16 @@
 """Every example of data trains: from its YAML file, as a user types it, a few steps."""
 
-from pathlib import Path
-
 import pytest
+from support.runs import EXAMPLES
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = sorted((ROOT / "examples").glob("data_*.yaml"))
 FEW = ["train.steps=3", "train.global_batch=16", "eval.batches=2", "sample.length=0", "run.log_every=1"]
-
-
-def test_there_are_examples():
-    assert len(EXAMPLES) >= 2
 
 
 SLOW = ("data_mixture",)
 """Language models: they compile for some seconds."""
 STARTS = [
-    *((path, ()) for path in EXAMPLES),
-    (ROOT / "examples" / "data_loaders.yaml", ("data.source=data_loaders:loader",)),
+    *((path, ()) for path in sorted(EXAMPLES.glob("data_*.yaml"))),
+    (EXAMPLES / "data_loaders.yaml", ("data.source=data_loaders:loader",)),
 ]
 
 

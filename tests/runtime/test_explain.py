@@ -4,7 +4,6 @@ import json
 import re
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import jax
 import pytest
@@ -17,9 +16,7 @@ from spmdkit.parallel import data as data_strategy
 from spmdkit.parallel.collectives import Collective
 from spmdkit.planning.explain_run import explain
 from spmdkit.runtime.explain import Explanation
-from support.runs import trained, write_config
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+from support.runs import EXAMPLES, trained, write_config
 
 # fsdp 4, floor 256 bytes, float32:     64 x 32 / 4   32, whole   32 x 10 / 4   10, whole
 PARAMETER_BYTES = 4 * sum((64 * 32 // 4, 32, 32 * 10 // 4, 10))

@@ -41,10 +41,6 @@ def read(folder, text=HOSTS):
     return find_launcher("ssh:hosts.yaml")[1]
 
 
-def job_of(start) -> dict:
-    return json.loads(start.environment[VARIABLE])
-
-
 def test_dry_run_prints_every_process(folder, cli):
     lines = cli(0, "launch", "tiny.yaml", "--on", "ssh:hosts.yaml", "--dry-run", "train.steps=3").out.splitlines()
     assert lines[0::2] == ["# rank 0 on me@one", "# rank 1 on me@one", "# rank 2 on two"]
@@ -64,7 +60,7 @@ def test_client_gets_its_task_from_the_environment(folder):
     starts = [ssh.build_start(job, hosts, slot, 4000, "attempt", True) for slot in ssh.list_slots(hosts)]
     assert [start.command[:3] for start in starts] == [[sys.executable, "-I", "-S"]] * 3
     assert [start.command[4:6] for start in starts] == [["me@one", "ssh"]] * 2 + [["two", "ssh"]]
-    jobs = [job_of(start) for start in starts]
+    jobs = [json.loads(start.environment[VARIABLE]) for start in starts]
     assert [job["environment"]["SPMDKIT_PROCESS_ID"] for job in jobs] == ["0", "1", "2"]
     assert {job["environment"]["SPMDKIT_JOB_ID"] for job in jobs} == {"attempt"}
     assert {job["environment"]["SPMDKIT_JOB_ADDRESSES"] for job in jobs} == {"10.0.0.1:4000"}

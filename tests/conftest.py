@@ -6,6 +6,7 @@ import signal
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -40,8 +41,10 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the cases that `slow_cases` and `long_cases` name, before any is left out for its marks."""
+    """Marks what `slow_except`, `slow_cases` and `long_cases` say, before any is left out for its marks."""
     for item in items:
+        if (mark := item.get_closest_marker("slow_except")) and item.originalname not in mark.args:
+            item.add_marker("slow")
         for kind in ("slow", "long"):
             cases = [case for mark in item.iter_markers(f"{kind}_cases") for case in mark.args]
             if cases and item.callspec.id in cases:
@@ -71,6 +74,14 @@ def import_path(monkeypatch) -> None:
 
 
 @pytest.fixture
+def user_module(monkeypatch):
+    """Puts objects into a module named `mine`."""
+    module = ModuleType("mine")
+    monkeypatch.setitem(sys.modules, "mine", module)
+    return lambda **objects: vars(module).update(objects)
+
+
+@pytest.fixture
 def float64():
     """64-bit types for one test."""
     import jax
@@ -87,3 +98,15 @@ def broadcasting():
 
     with jax.numpy_rank_promotion("allow"):
         yield
+
+
+@pytest.fixture
+def cli(capsys):
+    """Runs a command, which has to end with this code; returns what it printed."""
+    from spmdkit.launch.cli import main
+
+    def run(code, *words):
+        assert main([*map(str, words)]) == code, capsys.readouterr().err
+        return capsys.readouterr()
+
+    return run

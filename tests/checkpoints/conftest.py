@@ -4,18 +4,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from spmdkit.checkpoints.manager import Checkpoints
-from support.checkpoint_states import abstract, host_state, placed, run_state, write
+from support.checkpoint_states import host_state, run_state, write
 
 
 @pytest.fixture
 def written(tmp_path):
     """A folder with checkpoints of steps 10 and 20, written on fsdp=8."""
-    state = placed(host_state(0), 8, "fsdp", split=True)
-    with Checkpoints(tmp_path / "checkpoints", keep=3, abstract_state=abstract(state)) as checkpoints:
-        for step in (10, 20):
-            checkpoints.save(step, placed(host_state(step), 8, "fsdp", split=True))
-    return tmp_path / "checkpoints"
+    return write(tmp_path, host_state(10), host_state(20), about=None) / "checkpoints"
 
 
 @pytest.fixture(scope="session")

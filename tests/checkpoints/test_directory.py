@@ -60,13 +60,6 @@ def test_finds_a_checkpoint_that_was_set_aside(run):
         find(str(run), 20)
 
 
-def test_rejects_an_empty_name(original, monkeypatch):
-    """As of `spmdkit checkpoint verify "$RUN"` if that variable is not set."""
-    monkeypatch.chdir(original)
-    with pytest.raises(UserError, match=r"The name of a run is empty\. Give its directory"):
-        find("")
-
-
 UNFINISHED = "checkpoints/5.orbax-checkpoint-tmp"
 
 

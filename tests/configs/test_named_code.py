@@ -99,10 +99,9 @@ def test_rejects_invalid_entries_of_run_allow(entry, tmp_path):
 
 
 @pytest.mark.parametrize("words", [["train"], ["explain"], ["verify"], ["launch", "--on", "local:2x4"]])
-def test_every_command_rejects_code_outside_the_project(words, tmp_path, capsys):
+def test_every_command_rejects_code_outside_the_project(words, tmp_path, cli):
     model = f"model={{name: 'os:system', command: 'touch {tmp_path}/ran'}}"
-    assert main([words[0], str(write_config(tmp_path)), model, *words[1:]]) == 2
-    assert "model.name='os:system' would import os" in capsys.readouterr().err
+    assert "model.name='os:system' would import os" in cli(2, words[0], write_config(tmp_path), model, *words[1:]).err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.yaml"]
 
 

@@ -79,14 +79,13 @@ def test_error_messages_hide_secrets(given, tmp_path):
 
 
 @pytest.mark.parametrize("on", ["local:2x4", "ssh:hosts.yaml", "slurm", "mpi"])
-def test_dry_run_passes_secrets_by_name(on, tmp_path, capsys, monkeypatch):
+def test_dry_run_passes_secrets_by_name(on, tmp_path, cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     hosts = {"hosts": ["gpu1"], "processes": 2}
     (tmp_path / "hosts.yaml").write_text(json.dumps(hosts))
     config = write_config(tmp_path, launch={"processes_per_node": 2})
-    assert main(["launch", str(config), SECTION, "run.simulate=4", "--on", on, "--dry-run"]) == 0
-    printed = capsys.readouterr().out
+    printed = cli(0, "launch", config, SECTION, "run.simulate=4", "--on", on, "--dry-run").out
     assert VALUE not in printed
     if on.startswith(("ssh", "mpi")):
         assert 'HF_TOKEN="$HF_TOKEN"' in printed

@@ -28,11 +28,6 @@ def test_a_third_entry_of_a_tuple_is_weights():
         flat((A, B, C), ("a", "b"))
 
 
-def test_there_and_back():
-    tree = {"image": A, "targets": {"label": B, "box": {"size": C}}}
-    assert nested(flat(tree)) == tree
-
-
 def test_nested_arrays_become_batches(sharding):
     train = {"image": np.ones((12, 2, 2), np.float32), "targets": {"label": np.arange(12), "box": np.ones((12, 4))}}
     splits = from_arrays(train)

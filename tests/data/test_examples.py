@@ -1,24 +1,16 @@
 """Every example of data trains: from its YAML file, as a user types it, a few steps."""
 
-from pathlib import Path
-
 import pytest
-from spmdkit.launch.cli import main
+from support.runs import EXAMPLES
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = sorted((ROOT / "examples").glob("data_*.yaml"))
 FEW = ["train.steps=3", "train.global_batch=16", "eval.batches=2", "sample.length=0", "run.log_every=1"]
-
-
-def test_there_are_examples():
-    assert len(EXAMPLES) >= 2
 
 
 SLOW = ("data_mixture",)
 """Language models: they compile for some seconds."""
 STARTS = [
-    *((path, ()) for path in EXAMPLES),
-    (ROOT / "examples" / "data_loaders.yaml", ("data.source=data_loaders:loader",)),
+    *((path, ()) for path in sorted(EXAMPLES.glob("data_*.yaml"))),
+    (EXAMPLES / "data_loaders.yaml", ("data.source=data_loaders:loader",)),
 ]
 
 
@@ -32,8 +24,7 @@ STARTS = [
         for path, overrides in STARTS
     ],
 )
-def test_it_trains(example, overrides, tmp_path, monkeypatch, capsys):
+def test_it_trains(example, overrides, tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
-    assert main(["train", str(example), f"run.dir={tmp_path}/run", *overrides, *FEW]) == 0
-    assert "Evaluation loss" in capsys.readouterr().out
+    assert "Evaluation loss" in cli(0, "train", example, f"run.dir={tmp_path}/run", *overrides, *FEW).out
     assert (tmp_path / "run" / "report.html").is_file()

@@ -7,7 +7,7 @@ import pytest
 from spmdkit.configs.config_errors import Problem
 from spmdkit.configs.validation import to_dataclass
 from spmdkit.configs.yaml_reader import read_yaml
-from spmdkit.data import DataConfig, MixturePart, Splits, from_arrays, open_splits
+from spmdkit.data import DataConfig, Splits, from_arrays, open_splits
 from spmdkit.data.source import take
 from spmdkit.mesh.errors import UserError
 
@@ -117,10 +117,6 @@ def test_a_grain_dataset_is_a_source():
         ({"length": 0}, "data.length=0 must be at least 1."),
         ({"layout": {"inputs": [["data"], 3]}}, "data.layout[1]=3 must be a string or a list."),
         ({"mixture": ({"source": "stdlib"},)}, "data.mixture[0]={'source': 'stdlib'} must be a MixturePart."),
-        (
-            {"mixture": (MixturePart(source="a", weight=-1.0),)},
-            "data.mixture[0].weight=-1.0 must be greater than 0.",
-        ),
     ],
 )
 def test_rejects_invalid_values_from_python(options, message):
@@ -166,9 +162,7 @@ def test_rejects_contradictions(values, message):
         ("length: 0", "data.length must be at least 1"),
         ("dtype: int16", "data.dtype must be one of uint8, uint16, uint32 (Did you mean uint16?)"),
         ("vocabulary: -1", "data.vocabulary must be at least 0"),
-        ("vocabulary: 2147483648", "data.vocabulary must be at most 2147483647"),
         ("eval_fraction: 1.0", "data.eval_fraction must be less than 1"),
-        ("prefetch: 1025", "data.prefetch must be at most 1024"),
         ("threads: -1", "data.threads must be at least 0"),
         ("bad_records: -1", "data.bad_records must be at least 0"),
         ("separator: -2", "data.separator must be at least -1"),

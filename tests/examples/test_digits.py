@@ -12,12 +12,11 @@ from spmdkit.runtime.rollbacks import batches_after
 from spmdkit.training.metrics import read_metrics
 from support.runs import EXAMPLES, example
 
-pytestmark = pytest.mark.usefixtures("broadcasting")
+pytestmark = [pytest.mark.usefixtures("broadcasting"), pytest.mark.slow]
 STEPS = 4
 FLOAT64 = [f"precision.{part}=float64" for part in ("params", "compute", "reduce")]
 
 
-@pytest.mark.slow
 def test_the_losses_are_those_of_flax_on_one_device(tmp_path):
     file = EXAMPLES / "digits_cnn.yaml"
     assert len(file.read_text(encoding="utf-8").splitlines()) <= 20
@@ -60,14 +59,12 @@ def in_flax(module, variables, batches):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_digits_reach_the_documented_accuracy(tmp_path):
     assert main(["train", str(EXAMPLES / "digits_cnn.yaml"), f"run.dir={tmp_path}"]) == 0
     assert list(read_metrics(tmp_path / "metrics.jsonl"))[-1]["eval_accuracy"] > 0.98
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_unfreezes_convolutions_at_a_plateau(tmp_path, capsys):
     """No loss is lower by 10, so they train after the second evaluation, at step 10, also in a resumed run."""
     callback = 'callbacks=[{name: "unfreeze:on_plateau", min_delta: 10}]'

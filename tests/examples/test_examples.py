@@ -8,10 +8,9 @@ from spmdkit.configs import load_config
 from spmdkit.runtime.build_run import build
 from support.runs import EXAMPLES, example
 
-pytestmark = pytest.mark.usefixtures("broadcasting")
+pytestmark = [pytest.mark.usefixtures("broadcasting"), pytest.mark.slow]
 
 
-@pytest.mark.slow
 def test_a_loop_from_scratch(capsys):
     """Under 60 lines; it learns, and what it saved comes back on another mesh."""
     code = (EXAMPLES / "own_loop.py").read_text(encoding="utf-8").splitlines()
@@ -22,7 +21,6 @@ def test_a_loop_from_scratch(capsys):
     assert "restored onto fsdp 8: True" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_every_source_of_data():
     """Each is a small file of its kind; those that hold the same texts train alike."""
     from spmdkit.data.config import EMBEDDED_SOURCES, FILE_SOURCES
@@ -39,20 +37,17 @@ def test_every_source_of_data():
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_two_models_against_each_other():
     gan = example("gan")
     before = gan.main(steps=0)
     assert gan.main(steps=300) < 0.5 * before
 
 
-@pytest.mark.slow
 def test_the_continuous_xor():
     assert example("xor").main() > 0.98
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_a_trainer():
     """Under 30 lines; every held-out row is in the scores and in what is predicted."""
     code = (EXAMPLES / "trainer.py").read_text(encoding="utf-8").splitlines()
@@ -68,7 +63,6 @@ ADAPTED = ["linen_cnn", "nnx_mlp", "equinox_mlp", "keras_mlp", "own_model"]
 
 
 @pytest.mark.long_cases("equinox_mlp", "keras_mlp", "own_model")
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ADAPTED)
 def test_each_library_shows_three_strategies(name):
     """FSDP, data parallelism, and rules over its own paths that XLA splits by."""

@@ -22,15 +22,14 @@ def whole(tmp_path_factory):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("how", ["flip", "truncate", "empty", "metadata", "description"])
-def test_falls_back_to_previous_checkpoint(how, whole, tmp_path, capsys):
+def test_falls_back_to_previous_checkpoint(how, whole, tmp_path, capsys, cli):
     config = write_config(tmp_path, checkpoint={"every": 4, "keep": 3})
     shutil.copytree(whole.parent / "run", tmp_path / "run")
     (tmp_path / "run" / "report.html").unlink()  # as if it had died before its end
     checkpoint = tmp_path / "run" / "checkpoints" / "12"
     (checkpoint / "description.json").unlink() if how == "description" else damage(checkpoint, how)
     capsys.readouterr()
-    assert main(["train", str(config)]) == 0
-    printed = capsys.readouterr()
+    printed = cli(0, "train", config)
     text = printed.out + printed.err
     if "damaged" in text:
         assert "Going back to the checkpoint before it." in text

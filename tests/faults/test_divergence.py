@@ -6,6 +6,8 @@ from spmdkit.launch.cli import main
 from spmdkit.mesh.exit_codes import DIVERGED
 from support.runs import losses, state_arrays, write_config
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def config(tmp_path):
@@ -22,10 +24,8 @@ def newest(config) -> int | None:
     return max((int(path.name) for path in folder.glob("[0-9]*")), default=None)
 
 
-@pytest.mark.slow
-def test_stops_at_nonfinite_loss(config, capsys):
-    assert main(["train", str(config), "optimizer.learning_rate=1e30"]) == DIVERGED
-    error = capsys.readouterr().err
+def test_stops_at_nonfinite_loss(config, cli):
+    error = cli(DIVERGED, "train", config, "optimizer.learning_rate=1e30").err
     assert error.startswith("error: Step 2: the loss is ")
     assert "Lower optimizer.learning_rate" in error
     assert "Traceback" not in error
@@ -35,18 +35,15 @@ def test_stops_at_nonfinite_loss(config, capsys):
     assert all(np.isfinite(leaf).all() for leaf in state_arrays(config, step).values() if leaf.dtype.kind == "f")
 
 
-@pytest.mark.slow
 def test_never_saves_nonfinite_parameters(config, capsys):
     assert main(["train", str(config), *SPOILING]) == DIVERGED
     assert "error: Step 1: the parameters are not finite after its update." in capsys.readouterr().err
     assert newest(config) is None
 
 
-@pytest.mark.slow
-def test_diverged_run_resumes_from_last_good_step(config, capsys):
+def test_diverged_run_resumes_from_last_good_step(config, cli):
     assert main(["train", str(config), "train.steps=2"]) == 0
     assert main(["train", str(config), *SPOILING]) == DIVERGED
     assert newest(config) == 2
-    assert main(["train", str(config)]) == 0
-    assert "at step 2 of 6" in capsys.readouterr().out
+    assert "at step 2 of 6" in cli(0, "train", config).out
     assert list(losses(config.parent / "run")) == [1, 2, 3, 4, 5, 6]

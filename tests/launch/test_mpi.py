@@ -133,9 +133,8 @@ def test_outcome_is_that_of_the_ranks(tmp_path):
 def test_failure_of_mpirun_itself(tmp_path):
     with pytest.raises(ValueError, match=r"mpirun could not start the processes \(code 1\):\n  There are not enough"):
         ended(tmp_path, "There are not enough slots available in the system", 1)
-    with pytest.raises(NotNow, match=r"mpirun itself failed \(code 1\), not a process of the run:\n  ORTE was") as e:
+    with pytest.raises(NotNow, match=r"mpirun itself failed \(code 1\), not a process of the run:\n  ORTE was"):
         ended(tmp_path, "ORTE was unable to reliably start one or more daemons.", 1)
-    assert e.value.exit_code == 75
 
 
 @pytest.mark.long_cases("HYDRA build-not Open MPI's", "None-mpirun is not on PATH")

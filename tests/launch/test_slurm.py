@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from spmdkit.launch import slurm
-from spmdkit.launch.cli import main
 from spmdkit.launch.launchers import LaunchJob, LaunchRequest, find_launcher
 from spmdkit.launch.slurm import batch_script, submit
 from spmdkit.launch.supervision.attempts import NotNow
@@ -28,11 +27,10 @@ def test_rejects_invalid_partitions(text):
         find_launcher(text)
 
 
-def test_nothing_is_written_before_submission(tmp_path, capsys, monkeypatch):
+def test_nothing_is_written_before_submission(tmp_path, cli, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     config = str(write_config(tmp_path, launch=SIZES))
-    assert main(["launch", config, "run.simulate=2", "--on", "slurm:gpu", "--dry-run"]) == 0
-    printed = capsys.readouterr()
+    printed = cli(0, "launch", config, "run.simulate=2", "--on", "slurm:gpu", "--dry-run")
     assert printed.err == ""
     assert printed.out.startswith("#!/bin/bash\n")
     assert "#SBATCH --partition=gpu\n" in printed.out
@@ -42,8 +40,7 @@ def test_nothing_is_written_before_submission(tmp_path, capsys, monkeypatch):
         ([], "4 processes with 8 devices each give 32"),
         (["run.simulate=0", "launch.gpus_per_process=1"], "processes_per_node=2 x launch.gpus_per_process=1 gives 4"),
     ):
-        assert main(["launch", config, *words, "--on", "slurm"]) == 2
-        assert message in capsys.readouterr().err
+        assert message in cli(2, "launch", config, *words, "--on", "slurm").err
     assert not (tmp_path / "run").exists()
 
 

@@ -41,13 +41,8 @@ def read(folder, text=HOSTS):
     return find_launcher("ssh:hosts.yaml")[1]
 
 
-def job_of(start) -> dict:
-    return json.loads(start.environment[VARIABLE])
-
-
-def test_dry_run_prints_every_process(folder, capsys):
-    assert main(["launch", "tiny.yaml", "--on", "ssh:hosts.yaml", "--dry-run", "train.steps=3"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_dry_run_prints_every_process(folder, cli):
+    lines = cli(0, "launch", "tiny.yaml", "--on", "ssh:hosts.yaml", "--dry-run", "train.steps=3").out.splitlines()
     assert lines[0::2] == ["# rank 0 on me@one", "# rank 1 on me@one", "# rank 2 on two"]
     words = shlex.split(lines[5])
     assert words[:2] == ["cd", "~/data"]
@@ -65,7 +60,7 @@ def test_client_gets_its_task_from_the_environment(folder):
     starts = [ssh.build_start(job, hosts, slot, 4000, "attempt", True) for slot in ssh.list_slots(hosts)]
     assert [start.command[:3] for start in starts] == [[sys.executable, "-I", "-S"]] * 3
     assert [start.command[4:6] for start in starts] == [["me@one", "ssh"]] * 2 + [["two", "ssh"]]
-    jobs = [job_of(start) for start in starts]
+    jobs = [json.loads(start.environment[VARIABLE]) for start in starts]
     assert [job["environment"]["SPMDKIT_PROCESS_ID"] for job in jobs] == ["0", "1", "2"]
     assert {job["environment"]["SPMDKIT_JOB_ID"] for job in jobs} == {"attempt"}
     assert {job["environment"]["SPMDKIT_JOB_ADDRESSES"] for job in jobs} == {"10.0.0.1:4000"}
@@ -100,10 +95,9 @@ def test_rejects_unset_variables(folder, capsys, monkeypatch):
     assert "error: launch.environment takes HF_TOKEN from the shell" in capsys.readouterr().err
 
 
-def test_a_host_that_does_not_answer_counts_as_a_failed_attempt(folder, capsys, monkeypatch):
+def test_a_host_that_does_not_answer_counts_as_a_failed_attempt(folder, cli, monkeypatch):
     monkeypatch.setattr(preflight, "ask", lambda *_: [NotNow("does not answer")] * 2)
-    assert main(["launch", "tiny.yaml", "--on", "ssh:hosts.yaml", "--restarts", "1"]) == 75
-    told = capsys.readouterr().err
+    told = cli(75, "launch", "tiny.yaml", "--on", "ssh:hosts.yaml", "--restarts", "1").err
     assert told.count("host me@one does not answer; host two does not answer") == 2
     assert "restarting in 1 s from the beginning, restart 1 of 1" in told
     assert "not restarted: 1 restarts made no newer checkpoint" in told

@@ -108,37 +108,3 @@ def test_guide_model_parallel(one_device):
     assert shard_shapes(params["d1"]["bias"]) == {(4,)}
     assert shard_shapes(params["d2"]["kernel"]) == {(16, 4)}  # no rule
     np.testing.assert_allclose(losses, one_device, rtol=1e-5)
-
-
-def test_the_output_rule_holds_during_training():
-    mesh = spmdkit.DeviceMesh((2, 4), ("data", "model"))
-    layout_map = spmdkit.LayoutMap(mesh)
-    layout_map["d1/output"] = ("data", "model")
-    seen = []
-    with spmdkit.ModelParallel(layout_map=layout_map).scope():
-
-        def forward(params, x):
-            y = dense(params, x, "d1")
-            jax.debug.inspect_array_sharding(y, callback=seen.append)
-            return y
-
-        jax.jit(forward)(init(jax.random.key(0)), jnp.ones((16, 8)))
-    assert seen[0].is_equivalent_to(layout_map["d1/output"].backend_layout, 2)
-
-
-# The docstring of ModelParallel: only the mesh's shape decides how far variables are split
-
-
-@pytest.mark.parametrize(("shape", "shard"), [((2, 4), (8, 4)), ((1, 8), (8, 2)), ((8, 1), (8, 16))])
-def test_docstring_of_model_parallel(one_device, shape, shard):
-    device_mesh = spmdkit.DeviceMesh(shape=shape, axis_names=("batch", "model"), devices=spmdkit.list_devices())
-    layout_map = spmdkit.LayoutMap(device_mesh)
-    layout_map["d.*kernel"] = (None, "model")
-    layout_map["d.*bias"] = ("model",)
-    if shape[1] == 8:  # d2 has 4 outputs
-        layout_map["d2/kernel"], layout_map["d2/bias"] = ("model", None), (None,)
-    distribution = spmdkit.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
-    with distribution.scope():
-        params, losses = fit()
-    assert shard_shapes(params["d1"]["kernel"]) == {shard}
-    np.testing.assert_allclose(losses, one_device, rtol=1e-5)

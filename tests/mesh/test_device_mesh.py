@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from spmdkit.mesh import AXES, DeviceMesh, list_devices
-from spmdkit.mesh.axes import axes_across, divisors, physical_order
+from spmdkit.mesh.axes import axes_across, physical_order
 
 TARGETS = [f"cuda:{number}" for number in range(16)]
 
@@ -210,13 +210,3 @@ def test_fast_axes_stay_inside_a_host(monkeypatch, num_hosts, per_host, sizes, a
     process_of = {f"cpu:{device.id}": device.process_index for device in devices}
     processes = np.vectorize(process_of.get)(mesh.devices)
     assert axes_across(processes, mesh.axis_names) == across
-
-
-def test_finds_axes_across_groups():
-    assert axes_across(np.array([[0, 0], [0, 1]]), ("data", "tensor")) == ("data", "tensor")
-    assert DeviceMesh.of(data=8).axes_across_processes == ()
-
-
-@pytest.mark.parametrize("number", [1, 2, 3, 12, 36, 97, 5040])
-def test_divisors(number):
-    assert divisors(number) == [each for each in range(1, number + 1) if number % each == 0]

@@ -1,12 +1,9 @@
-import dataclasses
-import sys
-import types
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import pytest
-from spmdkit.models.catalog import MODELS, as_model, load_model
-from spmdkit.parallel.model import BlockModel, Model
+from spmdkit.models.catalog import as_model, load_model
+from spmdkit.parallel.model import Model
 
 
 def init(key):
@@ -35,22 +32,6 @@ class Mine:
         return loss(params, batch, key)
 
 
-@pytest.fixture
-def user_module(monkeypatch):
-    """Puts objects into a module named `mine`."""
-    module = types.ModuleType("mine")
-    monkeypatch.setitem(sys.modules, "mine", module)
-    return lambda **objects: vars(module).update(objects)
-
-
-def test_reference_models_by_name():
-    model = load_model({"name": "transformer", "layers": 2, "width": 32}, vocabulary=256, length=64)
-    assert isinstance(model, BlockModel)
-    assert model.num_blocks == 2
-    assert isinstance(load_model({"name": "mlp"}, features=4, classes=3), Model)
-    assert load_model({}, vocabulary=5, length=4).name == "transformer"
-
-
 def test_what_is_given_wins_over_the_data_and_zero_does_not():
     def rows(spec):
         model = load_model({"name": "transformer", **spec}, vocabulary=256, length=64)
@@ -58,12 +39,6 @@ def test_what_is_given_wins_over_the_data_and_zero_does_not():
 
     assert rows({}) == rows({"vocabulary": 0, "length": 0}) == (256, 64)
     assert rows({"vocabulary": 300, "length": 128}) == (300, 128)
-
-
-def test_every_option_has_a_default():
-    """The config loader builds the options before it knows the data."""
-    for config_class, _ in MODELS.values():
-        assert dataclasses.is_dataclass(config_class())
 
 
 @pytest.mark.parametrize(

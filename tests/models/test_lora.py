@@ -223,19 +223,23 @@ def test_adapters_of_adapters():
         LoRA(once, CONFIG)
 
 
+def counted(lora, strategy, batch, kind, **options):
+    """How many collectives of a kind a compiled step on two devices has; all are those that are predicted."""
+    layouts = lay_out(lora.model, strategy, devices=toy.devices(2), frozen=lora.frozen)
+    shapes = jax.eval_shape(lora.model.init, jax.random.key(0))
+    optimizer = make_optimizer(OptimizerConfig(), 10, shapes, frozen=lora.frozen)
+    step = build_step(lora.model, optimizer, layouts, **options)
+    found = census(step.compile(batch).as_text(), layouts.mesh)
+    assert found == step.cost(batch)
+    return next(line.count for line in found if line.kind == kind)
+
+
 @pytest.mark.slow_cases("none")
 @pytest.mark.parametrize("remat", ["none", pytest.param("full", marks=pytest.mark.slow)])
 def test_the_compiled_step_gathers_what_is_predicted(remat):
     """What is kept of W' serves backward in place of W, unless blocks are recomputed."""
-    lora = LoRA(toy.BLOCK_MODEL, CONFIG)
-    layouts = lay_out(lora.model, {"fsdp": {"size": 2, "floor_bytes": 0}}, devices=toy.devices(2), frozen=lora.frozen)
-    shapes = jax.eval_shape(lora.model.init, jax.random.key(0))
-    optimizer = make_optimizer(OptimizerConfig(), 10, shapes, frozen=lora.frozen)
-    step = build_step(lora.model, optimizer, layouts, remat=remat)
-    batch = toy.abstract(toy.batch(0))
-    found = census(step.compile(batch).as_text(), layouts.mesh)
-    assert found == step.cost(batch)
-    gathers = next(line.count for line in found if line.kind == "all-gather")
+    strategy, batch = {"fsdp": {"size": 2, "floor_bytes": 0}}, toy.abstract(toy.batch(0))
+    gathers = counted(LoRA(toy.BLOCK_MODEL, CONFIG), strategy, batch, "all-gather", remat=remat)
     outside, of_block = 1 + 1 + 2, ("down", "scale", "a", "b", *(("up",) if remat == "full" else ()))
     assert gathers == outside + toy.BLOCKS * (5 + len(of_block))
 
@@ -247,13 +251,7 @@ def test_all_to_alls_that_no_adapter_needs_are_not_made_again(match, count):
     sizes = {"vocabulary": 16, "layers": 2, "width": 8, "heads": 2, "length": 4}
     lora = LoRA(transformer(TransformerConfig(**sizes)), LoRAConfig(rank=2, match=(f"blocks/attention/({match})",)))
     strategy = {"context": {"size": 2, "attention": "all_to_all"}}
-    layouts = lay_out(lora.model, strategy, devices=toy.devices(2), frozen=lora.frozen)
-    shapes = jax.eval_shape(lora.model.init, jax.random.key(0))
-    optimizer = make_optimizer(OptimizerConfig(), 10, shapes, frozen=lora.frozen)
-    step = build_step(lora.model, optimizer, layouts, remat="dots")
     rows = {"inputs": "int32", "targets": "int32", "weights": "float32"}
     batch = {name: jax.ShapeDtypeStruct((2, 4), dtype) for name, dtype in rows.items()}
     batch["example"] = jax.ShapeDtypeStruct((2,), "int32")
-    found = census(step.compile(batch).as_text(), layouts.mesh)
-    assert found == step.cost(batch)
-    assert next(line.count for line in found if line.kind == "all-to-all") == count
+    assert counted(lora, strategy, batch, "all-to-all", remat="dots") == count

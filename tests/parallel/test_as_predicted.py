@@ -105,10 +105,6 @@ def summing_blocks():
     return replace(blocks(), block=block)
 
 
-def adapted():
-    return LoRA(blocks(), LoRAConfig(rank=2, match=("blocks/(up|down)",)))
-
-
 FREEZE, FREEZE_SPLIT = ("embed/.*", "blocks/up"), ("embed/.*", "blocks/mlp/.*")
 SPLIT = transformer(TransformerConfig(vocabulary=toy.VOCABULARY, length=8, layers=2, width=16, heads=4))
 """A model that splits its own work over `tensor`."""
@@ -155,7 +151,7 @@ MODELS = {
     "tied": lambda: blocks(tied=True),
     "odd-blocks": lambda: blocks(width=ODD),
     "summing": summing_blocks,
-    "lora": adapted,
+    "lora": lambda: LoRA(blocks(), LoRAConfig(rank=2, match=("blocks/(up|down)",))),
     "frozen": lambda: freeze(blocks(), FREEZE),
     "split lora": lambda: LoRA(SPLIT, LoRAConfig(rank=2, match=("blocks/attention/.*",))),
     "split frozen": lambda: freeze(SPLIT, FREEZE_SPLIT),

@@ -58,10 +58,6 @@ def dropless(devices):
     return buffer_of(ExpertConfig(size=devices), experts=EXPERTS, top_k=TOP_K, positions=POSITIONS, limit=POSITIONS)
 
 
-def tenfold(weights, x_mD):
-    return x_mD * weights[None, :]
-
-
 @cache
 def there_and_back(devices):
     """(x, weights, chosen, kept) -> what comes back, compiled."""
@@ -69,7 +65,7 @@ def there_and_back(devices):
     def run(x_ND, weights_eD, expert_Nk, kept_Nk):
         placed = placement(dropless(devices), expert_Nk, kept_Nk)
         x_MD, expert_b = dispatch(placed, x_ND)
-        return combine(placed, apply_experts(tenfold, weights_eD, x_MD, expert_b))
+        return combine(placed, apply_experts(lambda weights, x_mD: x_mD * weights[None, :], weights_eD, x_MD, expert_b))
 
     spec = PartitionSpec("expert")
     mapped = jax.shard_map(run, mesh=toy.mesh(expert=devices).backend_mesh, in_specs=(spec,) * 4, out_specs=spec)

@@ -4,23 +4,13 @@ from dataclasses import replace
 
 import pytest
 from jax.sharding import PartitionSpec as P
-from spmdkit.models.moe import MoEConfig, moe
-from spmdkit.models.transformer import TransformerConfig, transformer
-from spmdkit.parallel import FSDPConfig, lay_out
+from spmdkit.parallel import lay_out
 from spmdkit.parallel.data import DataParallelConfig
 from spmdkit.parallel.sharding.parallel_context import parallel_context
 from support import toy
+from support.small_transformers import FSDP, MIXTURE, MODEL, layouts
 
 from spmdkit import ShardingPlan
-
-SIZES = {"vocabulary": 32, "length": 16, "layers": 4, "width": 16, "heads": 4, "mlp_width": 32}
-MODEL = transformer(TransformerConfig(**SIZES))
-MIXTURE = moe(MoEConfig(**SIZES, experts=4, top_k=2))
-FSDP = FSDPConfig(size=2, floor_bytes=64)
-
-
-def layouts(devices, model=MODEL, **strategy):
-    return lay_out(model, strategy, devices=toy.devices(devices))
 
 
 def test_resolves_the_roles_of_axes():

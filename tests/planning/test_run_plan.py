@@ -13,7 +13,6 @@ from pathlib import Path
 import jax
 import pytest
 from spmdkit.configs import load_config
-from spmdkit.launch.cli import main
 from spmdkit.mesh import list_devices, targets
 from spmdkit.planning import run_plan
 from spmdkit.planning.kernel_time import EFFICIENCY
@@ -156,27 +155,18 @@ def test_idle_stages_take_their_share_of_the_time(without_compiler, card, remat,
     )
 
 
-def test_state_larger_than_the_card_does_not_fit(without_compiler, card):
-    card.write_text(CARD.replace("100000000", "400000"))
-    found = planned(f"{card}:1x8", "strategy={data: 8}")
-    assert found.fits is False
-    assert "DOES NOT FIT" in str(found)
-
-
-def test_rejects_models_that_are_too_large_for_every_mesh(without_compiler, card, capsys):
+def test_rejects_models_that_are_too_large_for_every_mesh(without_compiler, card, cli):
     """Two layers of width 64 and AdamW's moments take over 8 x 95,000 bytes."""
     card.write_text(CARD.replace("100000000", "50000"))
-    assert main(["plan", "fsdp", *SIZES.split(), "--target", f"{card}:1x8", "strategy={fsdp: 8}"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = cli(2, "plan", "fsdp", *SIZES.split(), "--target", f"{card}:1x8", "strategy={fsdp: 8}").err.splitlines()
     assert re.search(
         r"card.yaml:1x8 is too small for every mesh: parameters .* \+ optimizer .* = .*, and 8 x 95%", line
     )
     assert re.search(r"Plan for more than \d+ devices", line)
 
 
-def test_command_prints_the_plan_as_json(without_compiler, capsys):
-    assert main(["plan", "fsdp", *SIZES.split(), "--target", "h100:1x8", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_command_prints_the_plan_as_json(without_compiler, cli):
+    found = json.loads(cli(0, "plan", "fsdp", *SIZES.split(), "--target", "h100:1x8", "--json").out)
     assert found.keys() == KEYS
     assert (found["target"], found["devices"], found["mesh"]["fsdp"]) == ("h100:1x8", 8, 8)
 
@@ -194,9 +184,8 @@ def test_command_prints_the_plan_as_json(without_compiler, capsys):
         ("none.yaml:1x8", "none.yaml"),
     ],
 )
-def test_rejects_targets_that_do_not_fit(target, message, capsys):
-    assert main(["plan", "fsdp", "--target", target, "strategy={data: 2, fsdp: 8}"]) == 2
-    assert message in capsys.readouterr().err
+def test_rejects_targets_that_do_not_fit(target, message, cli):
+    assert message in cli(2, "plan", "fsdp", "--target", target, "strategy={data: 2, fsdp: 8}").err
 
 
 @pytest.mark.slow

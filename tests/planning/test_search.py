@@ -122,10 +122,9 @@ def test_large_models_do_not_win_with_copies():
     assert dict(rows[0].candidate.mesh).keys() & {"fsdp", "tensor", "pipe"}
 
 
-def test_analytic_search_prints_reasons_and_writes_a_config(without_compiler, tmp_path, capsys):
+def test_analytic_search_prints_reasons_and_writes_a_config(without_compiler, tmp_path, cli):
     target, written = ["--target", "h100:1x8"], tmp_path / "best.yaml"
-    assert main(["plan", "fsdp", *SMALL.split(), *target, "--search", "--write", str(written), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(cli(0, "plan", "fsdp", *SMALL.split(), *target, "--search", "--write", written, "--json").out)
     winner, *others = found["ranked"]
     assert winner == found["winner"]
     assert winner["reason"] == ""
@@ -177,9 +176,8 @@ def test_compiled_steps_decide(monkeypatch):
     assert len(fitting) < len(compiled) <= found.counts["candidates"]
 
 
-def test_nothing_fits_is_one_sentence(without_compiler, capsys):
-    assert main(["plan", "llama3_405b", "--target", "h100:1x8", "--search"]) == 2
-    assert "no mesh of h100:1x8 fits" in capsys.readouterr().err
+def test_nothing_fits_is_one_sentence(without_compiler, cli):
+    assert "no mesh of h100:1x8 fits" in cli(2, "plan", "llama3_405b", "--target", "h100:1x8", "--search").err
 
 
 @pytest.mark.parametrize("option", [["--compile", "-1"], ["--seconds", "0"]])
@@ -189,9 +187,8 @@ def test_rejects_invalid_limits(option, capsys):
 
 
 @pytest.mark.parametrize("option", [["--write", "x.yaml"], ["--compile", "2"], ["--seconds", "5"]])
-def test_options_need_search(option, capsys):
-    assert main(["plan", "fsdp", "--target", "h100:1x8", *option]) == 2
-    assert "only with --search" in capsys.readouterr().err
+def test_options_need_search(option, cli):
+    assert "only with --search" in cli(2, "plan", "fsdp", "--target", "h100:1x8", *option).err
 
 
 def test_processes_are_killed_and_files_removed(tmp_path, monkeypatch):

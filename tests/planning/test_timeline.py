@@ -141,25 +141,17 @@ def test_collective_uses_the_slowest_link_of_its_group(groups, seconds):
     assert simulated(exchange(0, groups), hosts=2).communication_seconds == pytest.approx(seconds)
 
 
-def test_all_reduce_moves_its_value_twice():
-    body = """  %x = f32[1000] parameter(0)
-  %start = f32[1000] all-reduce-start(%x), replica_groups={{0,1,2,3}}, to_apply=%add
-  ROOT %done = f32[1000] all-reduce-done(%start)"""
-    assert simulated(body).communication_seconds == pytest.approx(6e-3)
-
-
-def test_synchronous_collective_is_exposed_whole():
-    body = """  %x = f32[1000] parameter(0)
-  ROOT %y = f32[250] reduce-scatter(%x), replica_groups={{0,1,2,3}}, to_apply=%add"""
-    found = simulated(body)
-    assert found.exposed_seconds == found.communication_seconds == pytest.approx(3e-3)
-
-
-def test_permute_sends_once():
-    body = (
-        "  %x = f32[1000] parameter(0)\n  ROOT %y = f32[1000] collective-permute(%x), source_target_pairs={{0,1},{1,2}}"
-    )
-    assert simulated(body).communication_seconds == pytest.approx(4e-3)
+@pytest.mark.parametrize(
+    ("collective", "seconds"),
+    [
+        ("f32[1000] all-reduce(%x), replica_groups={{0,1,2,3}}, to_apply=%add", 6e-3),  # its value goes round twice
+        ("f32[250] reduce-scatter(%x), replica_groups={{0,1,2,3}}, to_apply=%add", 3e-3),
+        ("f32[1000] collective-permute(%x), source_target_pairs={{0,1},{1,2}}", 4e-3),
+    ],
+)
+def test_synchronous_collective_is_exposed_whole(collective, seconds):
+    found = simulated(f"  %x = f32[1000] parameter(0)\n  ROOT %y = {collective}")
+    assert found.exposed_seconds == found.communication_seconds == pytest.approx(seconds)
 
 
 LOOP = """%body (x: f32[250]) -> f32[250] {

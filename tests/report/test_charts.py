@@ -63,10 +63,6 @@ def test_draws_degenerate_ranges(points):
     assert all(math.isfinite(number) for corner in corners(line) for number in corner)
 
 
-def test_chart_without_points_is_none():
-    assert chart(Series("training", []), references=[Reference("bigram", 2.0)]) is None
-
-
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
     [(0, 10, [0, 2, 4, 6, 8, 10]), (1.45, 5.6, [2, 3, 4, 5]), (-1, 1, [-1, -0.5, 0, 0.5, 1])],

@@ -23,6 +23,8 @@ from spmdkit.runtime.goodput import KINDS, Goodput
 from support.plans import ALTERNATIVES, make_plan
 from support.reports import COLLECTIVES, COSTS, METRICS, make_facts, make_record
 
+pytestmark = pytest.mark.slow
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 WIDTHS = (1280, 390)
 HERE = Path(__file__).parent
@@ -123,7 +125,6 @@ def write_comparison_page(path):
     write_comparison(path, records)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("page", [*PAGES, "plan"])
 def test_page_fits_the_screen(laid_out, page, width):
@@ -135,7 +136,6 @@ def test_page_fits_the_screen(laid_out, page, width):
     assert measured["loads"] == measured["unnamed"] == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("page", PAGES)
 def test_pointer_and_arrow_keys_show_values(laid_out, page, width):
@@ -154,7 +154,6 @@ def test_pointer_and_arrow_keys_show_values(laid_out, page, width):
         assert f"{LONG} 1.4185" in tip["text"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 def test_report_is_drawn_and_sortable(laid_out, width):
     measured = laid_out["report", width]

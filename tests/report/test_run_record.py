@@ -2,7 +2,7 @@
 
 import pytest
 from spmdkit.mesh.errors import UserError
-from spmdkit.report.run_record import final_figures, latest, read_run, seconds_trained
+from spmdkit.report.run_record import final_figures, latest, read_run
 from support.reports import METRICS, make_facts
 
 
@@ -69,17 +69,6 @@ def test_final_figures(leave):
         "collective_bytes": (10 << 20) + 4608,
         "accuracy": 0.5,
     }
-
-
-def test_rows_replace_tokens(leave):
-    found = final_figures(read_run(leave(metrics=[record | {"rows_per_second": 70.0} for record in METRICS])))
-    assert found["rows_per_second"] == 70.0
-    assert "tokens_per_second" not in found
-
-
-def test_seconds_trained_counts_every_step():
-    assert seconds_trained(METRICS) == pytest.approx(10 * 0.5 + 20 * 0.25)
-    assert seconds_trained([*METRICS, {"step": 40}]) is None
 
 
 @pytest.mark.parametrize(

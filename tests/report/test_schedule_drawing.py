@@ -6,7 +6,6 @@ from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
-from spmdkit.launch.cli import main
 from spmdkit.mesh.exit_codes import INVALID_INPUT
 from spmdkit.parallel.schedule.builders import SCHEDULES, make_schedule
 from spmdkit.parallel.schedule.csv_file import read_schedule
@@ -16,14 +15,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 SIZES = ("--stages", "4", "--microbatches", "8")
 
 
-def printed(capsys, *arguments: str) -> str:
-    assert main(["schedule", *arguments]) == 0
-    return capsys.readouterr().out
-
-
-def test_draws_text(capsys, monkeypatch):
+def test_draws_text(cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    assert printed(capsys, "1f1b", "--stages", "2", "--microbatches", "3") == (
+    assert cli(0, "schedule", "1f1b", "--stages", "2", "--microbatches", "3").out == (
         "1f1b: 2 stages, 3 microbatches\n"
         "\n"
         "tick     0     2     4     6     8     10\n"
@@ -56,23 +50,23 @@ def test_terminal_gets_colors():
     assert "\033[37;48;2;47;111;222mF0\033[0m" in capture.get()
 
 
-def test_prints_json(capsys):
-    figures = json.loads(printed(capsys, "1f1b", *SIZES, "--json"))
+def test_prints_json(cli):
+    figures = json.loads(cli(0, "schedule", "1f1b", *SIZES, "--json").out)
     expected = {"name": "1f1b", "stages": 4, "microbatches": 8, "virtual": 1, "ticks": 33, "time": 33}
     expected |= {"ideal_time": 33, "bubble": pytest.approx(9 / 33)}
     assert figures == {**expected, "peak_activations": [4, 3, 2, 1], "peak_inputs": [0, 0, 0, 0]}
 
 
-def test_costs_include_waiting_for_the_slowest_action(capsys):
-    figures = json.loads(printed(capsys, "1f1b", *SIZES, "--costs", "1,2,1.5", "--json"))
+def test_costs_include_waiting_for_the_slowest_action(cli):
+    figures = json.loads(cli(0, "schedule", "1f1b", *SIZES, "--costs", "1,2,1.5", "--json").out)
     assert (figures["ticks"], figures["ideal_time"]) == (33, (8 + 4 - 1) * 4.5)
     assert figures["time"] > 1.2 * figures["ideal_time"]
 
 
-def test_reads_csv_file(tmp_path, capsys):
+def test_reads_csv_file(tmp_path, cli):
     path = tmp_path / "mine.csv"
-    printed(capsys, "zb_h1", *SIZES, "--csv", str(path))
-    figures = json.loads(printed(capsys, str(path), "--json"))
+    cli(0, "schedule", "zb_h1", *SIZES, "--csv", path)
+    figures = json.loads(cli(0, "schedule", path, "--json").out)
     assert figures["name"] == "mine.csv"
     assert (figures["stages"], figures["microbatches"], figures["time"]) == (4, 8, 27)
     assert read_schedule(path).by_stage == make_schedule("zb_h1", 4, 8).by_stage
@@ -91,22 +85,20 @@ def test_reads_csv_file(tmp_path, capsys):
         (("1f1b", *SIZES, "--svg", "nowhere/a.svg"), "nowhere/a.svg: No such file or directory."),
     ],
 )
-def test_rejects_invalid_arguments(arguments, message, tmp_path, monkeypatch, capsys):
+def test_rejects_invalid_arguments(arguments, message, tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
-    assert main(["schedule", *arguments]) == INVALID_INPUT
-    captured = capsys.readouterr()
+    captured = cli(INVALID_INPUT, "schedule", *arguments)
     assert captured.err.startswith(f"error: {message}")
     assert "Traceback" not in captured.err
     assert captured.out == ""
 
 
 @pytest.mark.parametrize(("name", "virtual"), [(name, None) for name in SCHEDULES] + [("interleaved_1f1b", 4)])
-def test_svg_has_every_action(name, virtual, tmp_path, capsys):
+def test_svg_has_every_action(name, virtual, tmp_path, cli):
     path = tmp_path / "drawn.svg"
     options = ["--virtual", str(virtual)] if virtual else []
     given = (name, *SIZES, *options, "--recompute", "--costs", "1,1.5,.5", "--svg", str(path))
-    assert main(["schedule", *given]) == 0
-    assert capsys.readouterr().out.endswith(f"Wrote {path}.\n")
+    assert cli(0, "schedule", *given).out.endswith(f"Wrote {path}.\n")
     svg = ElementTree.parse(path).getroot()
     schedule = make_schedule(name, 4, 8, virtual=virtual, recompute=True)
     actions = [each for each in svg.iter(f"{SVG}rect") if each.get("class", "").startswith("action")]

@@ -16,19 +16,16 @@ def train(config, *overrides: str, code: int = 0) -> None:
 
 
 @pytest.mark.slow
-def test_early_stopping_ends_a_run_that_then_is_finished(tmp_path, capsys):
+def test_early_stopping_ends_a_run_that_then_is_finished(tmp_path, cli):
     config = write_config(tmp_path, **OPTIONS, callbacks=[EARLY])
-    train(config)
-    printed = capsys.readouterr().out
+    printed = cli(0, "train", config).out
     assert "Complete after step 6 of 12: early stopping, for eval_loss has not fallen by more than 10 from" in printed
     assert (tmp_path / "run" / "report.html").exists()
     assert [record["step"] for record in metrics(tmp_path / "run")][-1] == 6
-    train(config)
-    printed = capsys.readouterr().out
+    printed = cli(0, "train", config).out
     assert "is finished: it holds step 6 of 12 (early stopping, for eval_loss has not fallen" in printed
     assert "Change callbacks to go on" in printed
-    train(config, "callbacks=[{name: early_stopping, patience: 4, min_delta: 10}]")
-    printed = capsys.readouterr().out
+    printed = cli(0, "train", config, "callbacks=[{name: early_stopping, patience: 4, min_delta: 10}]").out
     assert "Complete after step 10 of 12" in printed
     assert "Goodput" in printed
 
@@ -113,11 +110,10 @@ def make():
 """
 
 
-def test_a_callback_of_the_users_own(tmp_path, capsys):
+def test_a_callback_of_the_users_own(tmp_path, cli):
     (tmp_path / "own_seeing.py").write_text(OWN)
     config = write_config(tmp_path, **OPTIONS, callbacks=[{"name": "own_seeing:make"}])
-    train(config, code=2)
-    error = capsys.readouterr().err
+    error = cli(2, "train", config).err
     assert "callbacks.0 (own_seeing:make), on_evaluation_end fails in " in error
     assert "own_seeing.py, line 9 (" in error
     assert "seen [12, 12, 0, 7772, 16, (2, ['eval_loss'], 2), (4, ['eval_loss'], 2)]" in error
@@ -142,10 +138,9 @@ def test_a_callback_of_the_users_own(tmp_path, capsys):
         ),
     ],
 )
-def test_rejects_invalid_callbacks_before_any_write(sections, text, tmp_path, capsys):
+def test_rejects_invalid_callbacks_before_any_write(sections, text, tmp_path, cli):
     (tmp_path / "own_other.py").write_text(OWN)
-    train(write_config(tmp_path, **sections), code=2)
-    assert text in capsys.readouterr().err
+    assert text in cli(2, "train", write_config(tmp_path, **sections)).err
     assert not (tmp_path / "run").exists()
 
 

@@ -17,12 +17,11 @@ EMA = {"learning_rate": 0.05, "ema": {"decay": 0.9, "evaluate": True}}
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_and_its_averages_are_what_is_evaluated(tmp_path, capsys):
+def test_a_run_goes_on_and_its_averages_are_what_is_evaluated(tmp_path, capsys, cli):
     for name in ("whole", "halves"):
         (tmp_path / name).mkdir()
     whole, halves = (write_config(tmp_path / name, optimizer=EMA) for name in ("whole", "halves"))
-    assert main(["train", str(whole)]) == 0
-    assert "Evaluations are of the averages of the parameters (optimizer.ema.evaluate)." in capsys.readouterr().out
+    assert "Evaluations are of the averages of the parameters (optimizer.ema.evaluate)." in cli(0, "train", whole).out
     assert main(["train", str(halves), "train.steps=6"]) == 0
     assert main(["train", str(halves)]) == 0
     arrays = state_arrays(whole, 12)
@@ -50,11 +49,10 @@ def test_a_run_goes_on_and_its_averages_are_what_is_evaluated(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_without_averages(tmp_path, capsys):
+def test_a_run_without_averages(tmp_path, cli):
     config = write_config(tmp_path, train={"steps": 1, "global_batch": 16})
     assert main(["train", str(config)]) == 0
-    assert main(["evaluate", str(tmp_path / "run"), "--ema"]) == 2
-    assert "contains no averages of its parameters" in capsys.readouterr().err
+    assert "contains no averages of its parameters" in cli(2, "evaluate", tmp_path / "run", "--ema").err
     with pytest.raises(UserError, match=r"Omit --ema \(in Python ema=True\), or train with optimizer\.ema=") as caught:
         spmdkit.load_run(tmp_path / "run", ema=True)
     assert caught.value.__cause__ is None  # and not itself: who looks for a cause would not come to an end

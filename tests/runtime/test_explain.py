@@ -4,23 +4,19 @@ import json
 import re
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import jax
 import pytest
 from jax import lax
 from spmdkit.configs import load_config
 from spmdkit.configs.config_sources import preset_names
-from spmdkit.launch.cli import main
 from spmdkit.layouts.resolve import resolve
 from spmdkit.mesh.device_mesh import DeviceMesh
 from spmdkit.parallel import data as data_strategy
 from spmdkit.parallel.collectives import Collective
 from spmdkit.planning.explain_run import explain
 from spmdkit.runtime.explain import Explanation
-from support.runs import spmdkit, write_config
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+from support.runs import EXAMPLES, trained, write_config
 
 # fsdp 4, floor 256 bytes, float32:     64 x 32 / 4   32, whole   32 x 10 / 4   10, whole
 PARAMETER_BYTES = 4 * sum((64 * 32 // 4, 32, 32 * 10 // 4, 10))
@@ -33,8 +29,7 @@ COUNTS = 2 * 4  # steps, counted by adam's moments and by the schedule
 def explained(tmp_path_factory) -> dict:
     """What a process of its own prints: one object and nothing else."""
     folder = tmp_path_factory.mktemp("explained")
-    ended = spmdkit("explain", write_config(folder), "--json")
-    assert ended.returncode == 0, ended.stderr
+    ended = trained("explain", write_config(folder), "--json")
     assert not (folder / "run").exists()
     return json.loads(ended.stdout)
 
@@ -76,9 +71,8 @@ def test_collectives(explained):
     assert [(line["axes"], line["count"]) for line in gathers] == [(["fsdp"], 2)]
 
 
-def test_as_tables(tmp_path, capsys):
-    assert main(["explain", str(write_config(tmp_path))]) == 0
-    text = capsys.readouterr().out
+def test_as_tables(tmp_path, cli):
+    text = cli(0, "explain", write_config(tmp_path)).out
     for part in ("data=2, fsdp=4: 8 devices", "layers/0/kernel  64x32", "parameters", "temporaries"):
         assert part in text
     assert "Collectives of the compiled step, exactly as predicted" in text
@@ -130,7 +124,7 @@ def test_what_is_left_to_xla_is_marked_and_as_predicted():
 
 
 @pytest.mark.slow
-def test_one_that_nobody_predicts(tmp_path, monkeypatch, capsys):
+def test_one_that_nobody_predicts(tmp_path, monkeypatch, cli):
     """A sum too many in the runtime, as a strategy with a mistake would have it."""
     right = data_strategy.reduce_gradients
 
@@ -139,8 +133,7 @@ def test_one_that_nobody_predicts(tmp_path, monkeypatch, capsys):
         return summed, [scalars[0] + 0 * lax.psum(lax.pcast(scalars[0], "data", to="varying"), "data"), *scalars[1:]]
 
     monkeypatch.setattr(data_strategy, "reduce_gradients", wrong)
-    assert main(["explain", str(write_config(tmp_path))]) == 0
-    text = capsys.readouterr().out
+    text = cli(0, "explain", write_config(tmp_path)).out
     assert "NOT as predicted" in text
     assert re.search(r"^  all-reduce over data: \d+ moving [\d,]+ bytes predicted, \d+ moving", text, re.MULTILINE)
 

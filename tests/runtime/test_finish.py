@@ -3,7 +3,6 @@
 import pytest
 from spmdkit.configs import load_config
 from spmdkit.data import bigram_loss
-from spmdkit.launch.cli import main
 from spmdkit.runtime.build_run import build
 from spmdkit.runtime.finish import baselines, describe_losses, explain_missing_sample, sample_text, writes_text
 from support.runs import metrics, write_config, write_language_config
@@ -13,10 +12,9 @@ SHORT = {"train": {"steps": 2, "global_batch": 16}, "checkpoint": {"every": 0}}
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_language_model_is_judged_and_writes(tmp_path, capsys):
+def test_a_language_model_is_judged_and_writes(tmp_path, cli):
     sample = {"length": 12, "prompt": "the mesh"}
-    assert main(["train", str(write_language_config(tmp_path, sample=sample, **SHORT))]) == 0
-    printed = capsys.readouterr().out
+    printed = cli(0, "train", write_language_config(tmp_path, sample=sample, **SHORT)).out
     last = metrics(tmp_path / "run")[-1]
     assert f"Evaluation loss {last['eval_loss']:.4f} after 2 steps." in printed
     assert "of a bigram model fitted on the same training text." in printed

@@ -109,10 +109,6 @@ def test_a_line_cut_short_is_left_out_and_the_next_stands_alone(tmp_path):
     assert path.read_text().splitlines()[-1].startswith('{"kind": "start"')
 
 
-def test_has_no_goodput_without_a_ledger(tmp_path):
-    assert read_goodput(tmp_path / "missing") is None
-
-
 def test_what_cannot_be_written_costs_nothing_else(tmp_path):
     (tmp_path / "goodput.jsonl").mkdir()
     ledger = Ledger(tmp_path / "goodput.jsonl", step=0, began=1000.0)

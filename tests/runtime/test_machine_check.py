@@ -18,11 +18,6 @@ from spmdkit.runtime.run_directory import is_run, make_directory
 from support.runs import listing, write_config
 
 
-def test_a_folder_that_can_be_made(tmp_path):
-    check_directory(tmp_path / "a" / "b")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_folder_of_a_run(tmp_path):
     for name in ("checkpoints", "logs"):
         (tmp_path / name).mkdir()

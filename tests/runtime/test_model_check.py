@@ -5,16 +5,11 @@ import re
 import sys
 
 import jax
-import numpy as np
 import pytest
 from spmdkit.configs import load_config
-from spmdkit.data import from_arrays
-from spmdkit.data.source import take
-from spmdkit.data.sources.synthetic import synthetic_digits
 from spmdkit.launch.cli import main
 from spmdkit.parallel.sharding.model_errors import ModelError
 from spmdkit.parallel.verification.contract import probe
-from spmdkit.parallel.verification.contract.breaches import ContractError
 from spmdkit.runtime import model_check
 from spmdkit.runtime import verify as verify_file
 from spmdkit.runtime.build_run import build
@@ -92,16 +87,6 @@ def test_a_right_model_is_built_and_leaves_nothing(config):
     assert len(jax.live_arrays()) == before
 
 
-@pytest.mark.slow
-def test_a_breach_is_an_error_a_warning_or_nothing(config):
-    text = r"model.name='own:make' breaks the contract \(rows\): its rows depend on each other. 4 rows give \("
-    with pytest.raises(ContractError, match=f"{text}.*To train it as it is, set model.check: warn, or off."):
-        build(config("model.kind=coupled"))
-    with pytest.warns(UserWarning, match=text):
-        build(config("model.kind=coupled", "model.check=warn"))
-    build(config("model.kind=coupled", "model.check=off"))
-
-
 def test_command_line_prints_one_message(config, tmp_path, capsys):
     arguments = ["train", str(config.path), "run.simulate=0", "strategy={data: 8}", "model.kind=coupled"]
     assert main(arguments) == 2
@@ -170,12 +155,3 @@ def test_warns_if_model_is_too_large_to_check(config, monkeypatch):
     with pytest.warns(UserWarning, match=r"contract is not checked: 4 rows on one device need 0.0 GiB"):
         build(config("model.kind=coupled"))
     build(config("model.kind=coupled", "model.check=off"))
-
-
-def test_rows_without_weight_are_passed_over(config):
-    """The first rows of the data have no weight: those after them are measured."""
-    arrays = take(synthetic_digits(0.0, rows=128).train, np.arange(128))
-    given = config("model.kind=coupled", "data.shuffle=false")
-    with pytest.raises(ContractError, match="its rows depend on each other"):
-        build(given, splits=from_arrays({**arrays, "weights": np.arange(128) >= np.float32(16)}))
-    build(given, splits=from_arrays({**arrays, "weights": np.arange(128) >= np.float32(64)}))

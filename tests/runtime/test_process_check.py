@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import jax
 import pytest
 from spmdkit.configs import load_config
-from spmdkit.configs.config_text import as_plain
 from spmdkit.mesh.compat import jax_settings
 from spmdkit.runtime import process_check as agreement
 from spmdkit.runtime.process_check import Disagreement, agree_on_config, agree_on_start, numeric_settings
@@ -80,11 +79,6 @@ def test_names_the_fix_of_the_caller(ranks):
     ranks(step="2")
     with pytest.raises(Disagreement, match=r"\n  step: 1 on rank 0, 2 on rank 1\nName a step, and start them again; "):
         agreement.agree("which", {"step": "1"}, 1.0, "Name a step")
-
-
-def test_equal_settings_agree(ranks, tmp_path):
-    ranks()
-    agree_on_config(as_plain(load_config(write_config(tmp_path))), 1.0)
 
 
 def test_reads_flags_as_xla_does(tmp_path):

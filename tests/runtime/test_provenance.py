@@ -110,7 +110,7 @@ def test_warns_of_missing_fingerprint_and_provenance(tmp_path):
 
 
 @pytest.mark.slow
-def test_refuses_changed_data_until_it_is_restored(tmp_path, capsys):
+def test_refuses_changed_data_until_it_is_restored(tmp_path, capsys, cli):
     rows = {"inputs": np.ones((40, 64), np.float32), "targets": np.arange(40) % 10}
     data = {"source": "arrays", "files": [str(tmp_path / "rows.npz")], "eval_fraction": 0.0}
     np.savez(tmp_path / "rows.npz", **rows)
@@ -123,8 +123,7 @@ def test_refuses_changed_data_until_it_is_restored(tmp_path, capsys):
     assert listing(tmp_path / "run") == before
     np.savez(tmp_path / "rows.npz", **rows)
     (tmp_path / "run" / "provenance.json").unlink()
-    assert main(["train", str(config), "train.steps=2"]) == 0
-    out = capsys.readouterr().out
+    out = cli(0, "train", config, "train.steps=2").out
     assert "provenance.json is missing" in out
     assert "at step 1 of 2." in out
     assert (tmp_path / "run" / "provenance.json").is_file()

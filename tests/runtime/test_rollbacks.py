@@ -70,11 +70,10 @@ def assert_same_run(config, without):
 
 
 @pytest.mark.slow
-def test_the_run_is_the_one_without_these_batches(tmp_path, without, capsys):
+def test_the_run_is_the_one_without_these_batches(tmp_path, without, cli):
     """The first goes back to the first parameters, the others to checkpoints; a reader of the folder sees all of it."""
     config = rows_config(write_rows(tmp_path / "rows", spoilt=(0, 5, 9)))
-    assert train(config) == 0
-    printed = capsys.readouterr().out
+    printed = cli(0, "train", config).out
     assert_same_run(config, without)
     run = tmp_path / "rows" / "run"
     told = json.loads((run / "rollbacks.json").read_text())["rollbacks"]
@@ -90,18 +89,16 @@ def test_the_run_is_the_one_without_these_batches(tmp_path, without, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_after_a_rollback_goes_on_as_the_same_run(tmp_path, without, capsys):
+def test_a_run_that_is_stopped_after_a_rollback_goes_on_as_the_same_run(tmp_path, without, capsys, cli):
     config = rows_config(write_rows(tmp_path / "rows", spoilt=(0, 5, 9)))
     run = config.parent / "run"
-    assert train(config, "train.most_not_finite=2") == 3
-    printed = capsys.readouterr().err
+    printed = cli(3, "train", config, "train.most_not_finite=2").err
     assert "error: Step 8: the loss is nan and the norm of the gradients nan. It went back 2 times before" in printed
     assert "\n  step 5 (2" in printed
     assert "raise train.most_not_finite" in printed
     assert [*losses(run)] == [1, 2, 3, 4, 5, 6, 7]
     shutil.copytree(run, tmp_path / "before")
-    assert train(config) == 0
-    printed = capsys.readouterr().out
+    printed = cli(0, "train", config).out
     assert "Left out since a rollback: step 1 (2" in printed
     assert_same_run(config, without)
     assert train(config, f"run.dir={tmp_path / 'before'}", "train.most_not_finite=2") == 3, "rollbacks of before count"
@@ -150,12 +147,11 @@ def test_a_run_that_starts_anew_leaves_nothing_out(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{", '{"rollbacks": [{"step": 1}]}'])
-def test_a_damaged_file_is_no_reason_to_train_on_what_was_left_out(text, tmp_path, capsys):
+def test_a_damaged_file_is_no_reason_to_train_on_what_was_left_out(text, tmp_path, cli):
     config = rows_config(write_rows(tmp_path / "rows"))
     (config.parent / "run").mkdir()
     (config.parent / "run" / "rollbacks.json").write_text(text)
-    assert train(config) == 2
-    assert "rollbacks.json is corrupt (" in capsys.readouterr().err
+    assert "rollbacks.json is corrupt (" in cli(2, "train", config).err
 
 
 @pytest.mark.slow

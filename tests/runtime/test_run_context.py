@@ -11,7 +11,7 @@ from spmdkit.models.transformer import transformer
 from spmdkit.models.transformer_config import TransformerConfig
 from spmdkit.runtime.run_context import FlopsOfSteps, Recorder, counts_tokens
 from spmdkit.training.callbacks.callback import Run
-from spmdkit.training.metrics import MetricsLog, read_metrics
+from spmdkit.training.metrics import read_metrics
 from spmdkit.training.steps.late_log import Progress
 from support.runs import metrics, write_config
 
@@ -59,16 +59,6 @@ def test_operations_of_a_model_that_says_how_many_it_has(tmp_path):
     recording(progress(1))
     assert shown[0]["flops_per_second"] == 1e6 * config.train.global_batch / 0.25
     assert not (tmp_path / "metrics.jsonl").exists(), "it was not opened"
-
-
-def test_what_comes_after_the_step_of_a_resume_is_dropped(tmp_path):
-    with MetricsLog(tmp_path / "metrics.jsonl") as log:
-        for step in (4, 8):
-            log.write({"step": step})
-    recording, *_ = recorder(tmp_path)
-    with recording.open(tmp_path, 4):
-        recording(progress(5))
-    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [4, 5]
 
 
 PLATEAU = {"name": "plateau", "patience": 1, "window_steps": 1, "tolerance": 0.9, "factor": 0.5}

@@ -88,24 +88,22 @@ fractions = make(from_arrays(rows(20, targets=np.full(20, 0.5))).train)
         (["optimizer.learning_rate=1e39"], 2, "must be a number of float32, at most 3.4e+38, got 1e+39 (number)"),
     ],
 )
-def test_failing_command_writes_nothing(overrides, code, text, tmp_path, capsys, monkeypatch):
+def test_failing_command_writes_nothing(overrides, code, text, tmp_path, cli, monkeypatch):
     (tmp_path / "evaluations.py").write_text(SMALL_EVALUATION)
     monkeypatch.delitem(sys.modules, "evaluations", raising=False)
     config = write_config(tmp_path)
     before = listing(tmp_path)
-    assert main(["train", str(config), *overrides]) == code
-    assert text in capsys.readouterr().err
+    assert text in cli(code, "train", config, *overrides).err
     left = {name: file for name, file in listing(tmp_path).items() if "__pycache__" not in name}
     assert (left, (tmp_path / "run").exists()) == (before, False)
 
 
-def test_reads_first_batch_before_the_first_write(tmp_path, capsys):
+def test_reads_first_batch_before_the_first_write(tmp_path, cli):
     np.save(tmp_path / "ids.npy", np.full(4000, 300, np.uint16))
     data = {"source": "tokens", "files": [str(tmp_path / "ids.npy")], "length": 16, "vocabulary": 256}
     model = {"name": "transformer", "layers": 1, "width": 16, "heads": 2, "mlp_width": 32}
     config = write_config(tmp_path, data=data, model=model, strategy={"data": 8})
-    assert main(["train", str(config)]) == 3
-    assert "ids.npy contains token id 300; data.vocabulary=256 allows 0 .. 255." in capsys.readouterr().err
+    assert "ids.npy contains token id 300; data.vocabulary=256 allows 0 .. 255." in cli(3, "train", config).err
     assert not (tmp_path / "run").exists()
 
 
@@ -121,21 +119,19 @@ def test_rejects_unusable_run_directory(tmp_path, capsys, nothing_compiles):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path, capsys):
+def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path, cli):
     """The config of the run stays the one its checkpoints are from."""
     config = write_config(tmp_path, train={"steps": 1, "global_batch": 16}, eval={"every": 0, "batches": 1})
     train(config)
     before = listing(tmp_path)
     overrides = ["train.steps=2", "strategy={data: {size: 8, compress: int8}}"]
-    assert main(["train", str(config), *overrides]) == 2
-    assert "does not fit the state of this run" in capsys.readouterr().err
+    assert "does not fit the state of this run" in cli(2, "train", config, *overrides).err
     assert listing(tmp_path) == before
     assert main(["train", str(config), "run.seed=3"]) == 2
     assert listing(tmp_path) == before
-    assert main(["train", str(config), "run.seed=3", "--fresh"]) == 0
     assert (
         f"Moved the run in {tmp_path / 'run'} to {tmp_path / 'run.old-1'}: checkpoints, metrics.jsonl, report.html, "
-        in (capsys.readouterr().out)
+        in cli(0, "train", config, "run.seed=3", "--fresh").out
     )
     moved = {name.removeprefix("run/"): held for name, held in before.items() if name.startswith("run/")}
     assert listing(tmp_path / "run.old-1") == moved

@@ -2,16 +2,13 @@
 
 import shutil
 
-import jax
 import numpy as np
 import pytest
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import main
-from spmdkit.layouts.paths import leaves_with_paths
-from spmdkit.models import TransformerConfig, hugging_face, transformer
 from spmdkit.runtime.build_run import build
 from spmdkit.training import loop
-from support.runs import losses, metrics, state_arrays, write_config, write_language_config
+from support.runs import losses, metrics, write_config, write_language_config
 
 CONSTANT = {"learning_rate": 0.01}
 
@@ -26,16 +23,6 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     train(write_config(folder, optimizer=CONSTANT))
     return metrics(folder / "run")
-
-
-@pytest.mark.slow
-def test_more_steps_go_on(whole, tmp_path, capsys):
-    config = write_config(tmp_path, optimizer=CONSTANT)
-    train(config, "train.steps=5")
-    train(config)
-    assert f"Resuming {tmp_path / 'run'} at step 5 of 12." in capsys.readouterr().out
-    found = [{**record, "eval_loss": 0} for record in metrics(tmp_path / "run")]  # one more of those, at step 5
-    assert found == [{**record, "eval_loss": 0} for record in whole]
 
 
 @pytest.mark.slow
@@ -148,22 +135,3 @@ def test_an_evaluation_is_of_so_many_batches(batches, tmp_path, monkeypatch):
     train(config, "train.steps=1", f"eval.batches={batches}", "checkpoint.every=0")
     split = build(load_config(config)).splits.evaluation
     assert np.concatenate(seen).tolist() == list(range(16 if batches else len(split)))
-
-
-@pytest.mark.slow
-def test_training_starts_from_the_weights_of_a_folder(tmp_path):
-    """Steps of next to nothing leave them as they are; a step that goes on takes nothing from the folder any more."""
-    sizes = TransformerConfig(vocabulary=256, length=16, layers=2, width=16, heads=2, head_norm=True)
-    params = transformer(sizes).init(jax.random.key(9))
-    hugging_face.save(tmp_path / "weights", sizes, params)
-    given = {"model": {"name": "hugging_face", "folder": "weights"}}
-    given |= {"strategy": {"fsdp": {"size": 2, "floor_bytes": 64}, "tensor": 2, "data": 2}}
-    given |= {"optimizer": {"name": "sgd", "learning_rate": 1e-12}, "train": {"steps": 1, "global_batch": 8}}
-    config = write_language_config(tmp_path, **given)
-    train(config)
-    hugging_face.save(tmp_path / "others", sizes, transformer(sizes).init(jax.random.key(8)))
-    (tmp_path / "others/model.safetensors").replace(tmp_path / "weights/model.safetensors")
-    train(config, "train.steps=2")
-    kept = state_arrays(config, 2)
-    for path, leaf in leaves_with_paths(params):
-        np.testing.assert_allclose(kept[f"params/{path}"], leaf, rtol=1e-6, atol=1e-9)

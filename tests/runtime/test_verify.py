@@ -16,23 +16,14 @@ from spmdkit.parallel.step import composition
 from spmdkit.parallel.verification.compare import FLOAT64
 from spmdkit.runtime.reduce import reduce_config, shrink
 from spmdkit.runtime.verify import ragged_batch, simulate_devices
-from support.runs import spmdkit, write_config, write_language_config
+from support.runs import write_config, write_language_config
 
-OWN_MODEL = """
-import jax, jax.numpy as jnp
-from spmdkit.parallel import Model
-
-def make(features=0, hidden=12):
-    def init(key):
-        return {"in": jax.random.normal(key, (features, hidden)), "out": jnp.zeros((hidden, 10))}
-
-    def loss(params, batch, key):
-        scores = jax.nn.log_softmax(jnp.tanh(batch["inputs"] @ params["in"]) @ params["out"])
-        losses = -jnp.take_along_axis(scores, batch["targets"][:, None], axis=-1)[:, 0]
-        return (losses * batch["weights"]).sum(), batch["weights"].sum()
-
-    return Model(init=init, loss=loss)
-"""
+pytestmark = pytest.mark.slow_except(
+    "test_what_cannot_work_is_exit_code_2",
+    "test_shrinking_keeps_what_divides",
+    "test_weights_are_ragged_and_no_row_is_without",
+    "test_devices_are_those_that_the_strategy_needs",
+)
 
 DEVICES = [f"cpu:{number}" for number in range(8)]
 CLIPPED = {"train.clip_norm": {"from": 1.0, "to": 0.001}}
@@ -44,7 +35,6 @@ def verify(path, *options, capsys):
     return code, json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.slow
 def test_equal(tmp_path, capsys):
     code, result = verify(write_config(tmp_path), capsys=capsys)
     assert (code, result["ok"], result["first_difference"]) == (0, True, None)
@@ -60,11 +50,9 @@ def test_equal(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.long
-def test_as_tables_at_full_size(tmp_path, capsys):
-    assert main(["verify", str(write_config(tmp_path)), "--full", "--float32", "--steps", "1"]) == 0
-    text = capsys.readouterr().out
+def test_as_tables_at_full_size(tmp_path, cli):
+    text = cli(0, "verify", write_config(tmp_path), "--full", "--float32", "--steps", "1").out
     assert "data=2, fsdp=4: 8 devices against one, in float32" in text
     assert "reduced size" not in text
     assert "parameters after 1 step" in text
@@ -76,8 +64,7 @@ def test_as_tables_at_full_size(tmp_path, capsys):
     assert last.endswith("other dtypes than float32")
 
 
-@pytest.mark.slow
-def test_a_planted_mistake_is_exit_code_1(tmp_path, capsys, monkeypatch):
+def test_a_planted_mistake_is_exit_code_1(tmp_path, cli, monkeypatch):
     right = data_strategy.reduce_gradients
 
     def wrong(gradients, *rest):
@@ -86,14 +73,12 @@ def test_a_planted_mistake_is_exit_code_1(tmp_path, capsys, monkeypatch):
         return summed, scalars
 
     monkeypatch.setattr(data_strategy, "reduce_gradients", wrong)
-    assert main(["verify", str(write_config(tmp_path))]) == 1
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(cli(1, "verify", write_config(tmp_path)).out.split())
     assert "DIFFERENT from one device, first in: gradients of layers/1/bias" in text
     assert "8 times the reference in every element." in text
     assert "DIFFERS" in text
 
 
-@pytest.mark.slow
 def test_a_checkpoint_that_comes_back_otherwise(tmp_path, capsys, monkeypatch):
     """The rows of one array in another order: as blocks that were stored stage by stage."""
     right = Checkpoints.restore
@@ -112,7 +97,6 @@ def test_a_checkpoint_that_comes_back_otherwise(tmp_path, capsys, monkeypatch):
     assert result["proved"] == []
 
 
-@pytest.mark.slow
 def test_clipping_is_at_work_at_the_reduced_size(tmp_path, capsys, monkeypatch):
     """A norm under train.clip_norm would hide how gradients are clipped."""
     right = composition.clip_factor
@@ -124,7 +108,6 @@ def test_clipping_is_at_work_at_the_reduced_size(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_what_cpu_devices_do_another_way_is_said(tmp_path, capsys):
     strategy = {"pipe": {"size": 2, "microbatches": 2}, "context": 2, "data": 2}
     code, result = verify(write_language_config(tmp_path, strategy=strategy), capsys=capsys)
@@ -138,29 +121,8 @@ UNEVEN = ["model.widths=[31]", "layouts.rules={layers/0/kernel: [null, fsdp]}"]
 
 
 @pytest.mark.parametrize("given", [["train.global_batch=9"], ["--steps", "0"], UNEVEN])
-def test_what_cannot_work_is_exit_code_2(given, tmp_path, capsys):
-    assert main(["verify", str(write_config(tmp_path)), *given]) == 2
-    assert capsys.readouterr().err.startswith("error: ")
-
-
-@pytest.mark.slow
-def test_own_model_on_some_of_the_devices(tmp_path, capsys):
-    (tmp_path / "verified_model.py").write_text(OWN_MODEL)
-    sizes = {"train": {"steps": 5, "global_batch": 32, "accumulate": 2}, "run": {"simulate": 4}}
-    strategy = {"data": -1, "fsdp": {"size": 2, "floor_bytes": 256}}
-    path = write_config(tmp_path, model={"name": "verified_model:make"}, strategy=strategy, **sizes)
-    code, result = verify(path, capsys=capsys)
-    assert code == 0, result
-    assert (result["mesh"]["data"], result["mesh"]["fsdp"]) == (2, 2)
-    assert result["reduced"] == {"train.global_batch": {"from": 32, "to": 8}, **CLIPPED}
-
-
-@pytest.mark.slow
-def test_in_a_process_of_its_own(tmp_path):
-    """It simulates just the devices that it needs."""
-    ended = spmdkit("verify", write_config(tmp_path, run={}, strategy={"data": 2}), "--json")
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout)["mesh"]["data"] == 2
+def test_what_cannot_work_is_exit_code_2(given, tmp_path, cli):
+    assert cli(2, "verify", write_config(tmp_path), *given).err.startswith("error: ")
 
 
 # What is reduced
@@ -174,7 +136,6 @@ def test_shrinking_keeps_what_divides(number, modulus):
     assert gcd(small, modulus) == gcd(number, modulus)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 def test_a_large_transformer_becomes_small(tmp_path):
     model = {"name": "transformer", "layers": 32, "width": 1024, "heads": 32, "kv_heads": 8, "tied": True}
@@ -188,7 +149,6 @@ def test_a_large_transformer_becomes_small(tmp_path):
     assert reduced.config.model["tied"]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("name", "options", "sizes"),
@@ -209,20 +169,6 @@ def test_sizes_at_which_the_optimizer_does_the_same(name, options, sizes, tmp_pa
     assert (small["width"], small["mlp_width"]) == sizes
 
 
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["adafactor", "muon"])
-def test_zero_with_an_optimizer_that_looks_across(name, tmp_path, capsys):
-    model = {"name": "transformer", "layers": 2, "width": 128, "heads": 2, "mlp_width": 256}
-    strategy = {"data": {"size": 8, "zero": 1, "floor_bytes": 256}}
-    optimizer = {"name": name, "learning_rate": 0.01}
-    path = write_language_config(tmp_path, model=model, strategy=strategy, optimizer=optimizer)
-    code, result = verify(path, capsys=capsys)
-    assert code == 0, result["first_difference"]
-    assert result["collectives"]["left_to_xla"]
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 def test_token_ids_are_folded_into_a_smaller_vocabulary(tmp_path):
     ids = np.arange(4000, dtype=np.uint16) % 2000
@@ -259,27 +205,13 @@ def test_devices_are_those_that_the_strategy_needs(strategy, simulate, count, tm
 
 
 WHAT_TRAINS = {
-    "freeze under tensor": [
-        "strategy={data: 2, fsdp: {size: 2, floor_bytes: 256}, tensor: 2}",
-        'optimizer.freeze=["embed/.*", "blocks/attention/.*"]',
-    ],
     "freeze in a pipeline": [
         "strategy={pipe: {size: 2, schedule: zb_h1}, data: 4}",
         'optimizer.freeze=["embed/.*", "blocks/mlp/down", "blocks/attention/norm"]',
     ],
-    "groups": [
-        "strategy={data: {size: 4, zero: 2, floor_bytes: 256}, tensor: 2}",
-        'optimizer.groups={"head/.*": {learning_rate_factor: 0.1}, "blocks/.*": {name: muon}, "embed/.*": {name: sgd}}',
-        "optimizer.weight_decay=0.1",
-    ],
     "groups in a pipeline": [
         "strategy={pipe: {size: 2}, fsdp: {size: 4, floor_bytes: 256}}",
         'optimizer.groups={"blocks/mlp/.*": {name: lion}, "blocks/attention/.*": {betas: [0.5, 0.6]}}',
-    ],
-    "plateau and skipping": [
-        "strategy={fsdp: {size: 4, floor_bytes: 256}, data: 2}",
-        "optimizer.schedule={name: plateau, window_steps: 1, patience: 1, tolerance: 0.9}",
-        "train.not_finite=skip",
     ],
     "adapters": [
         "strategy={fsdp: {size: 8, floor_bytes: 64}}",
@@ -289,7 +221,6 @@ WHAT_TRAINS = {
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.parametrize("name", WHAT_TRAINS)
 def test_what_trains_does_as_on_one_device(name, tmp_path, capsys):
     """And its state goes through files onto another mesh and back."""

@@ -66,10 +66,9 @@ def new_config(old, folder, **sections):
 
 
 @pytest.mark.long
-def test_another_mesh_dtype_batch_and_optimizer_begin_with_the_same_parameters(old, tmp_path, capsys):
+def test_another_mesh_dtype_batch_and_optimizer_begin_with_the_same_parameters(old, tmp_path, capsys, cli):
     config = new_config(old, tmp_path, train={"steps": 1, "global_batch": 8})
-    assert train(config) == 0
-    assert f"Starting from the parameters of {old.parent}/run/checkpoints/3 (" in capsys.readouterr().out
+    assert f"Starting from the parameters of {old.parent}/run/checkpoints/3 (" in cli(0, "train", config).out
     expected = params(old.parent / "run", tmp_path, "old")
     assert_equal(params(tmp_path / "run", tmp_path, "new"), expected)
     assert train(config, "train.steps=2", f"checkpoint.start_from={tmp_path}/nowhere") == 0
@@ -85,16 +84,14 @@ def test_the_optimizer_is_fresh_and_the_data_begins(old, tmp_path):
 
 
 @pytest.mark.long
-def test_other_shapes_are_named_or_drawn(old, tmp_path, capsys):
+def test_other_shapes_are_named_or_drawn(old, tmp_path, cli):
     config = new_config(old, tmp_path, model=WIDER)
-    assert train(config) == 2
-    error = capsys.readouterr().err
+    error = cli(2, "train", config).err
     assert "checkpoint.start_from: the parameters of " in error
     assert "blocks/mlp/up: float32[5, 16, 32] in the checkpoint, float32[5, 16, 48] in this run" in error
     assert "checkpoint.start_fresh" in error
     assert not (tmp_path / "run").exists()
-    assert train(config, "checkpoint.start_fresh=['blocks/mlp/.*']") == 0
-    assert "; initialized: blocks/mlp/" in capsys.readouterr().out
+    assert "; initialized: blocks/mlp/" in cli(0, "train", config, "checkpoint.start_fresh=['blocks/mlp/.*']").out
     expected, found = params(old.parent / "run", tmp_path, "old"), params(tmp_path / "run", tmp_path, "new")
     kept = {path: array for path, array in expected.items() if "/mlp/" not in path}
     assert_equal({path: found[path] for path in kept}, kept)
@@ -105,11 +102,10 @@ def test_other_shapes_are_named_or_drawn(old, tmp_path, capsys):
 
 
 @pytest.mark.long
-def test_adapters_begin_beside_parameters_that_are_taken_over(old, tmp_path, capsys):
+def test_adapters_begin_beside_parameters_that_are_taken_over(old, tmp_path, capsys, cli):
     lora = {"rank": 2, "match": ["blocks/attention/.*"]}
     config = new_config(old, tmp_path, model={**MODEL, "lora": lora}, optimizer={"learning_rate": 0.01})
-    assert train(config) == 0
-    assert "; initialized: blocks/lora/attention/" in capsys.readouterr().out
+    assert "; initialized: blocks/lora/attention/" in cli(0, "train", config).out
     expected, found = params(old.parent / "run", tmp_path, "old"), params(tmp_path / "run", tmp_path, "new")
     assert_equal({path: array for path, array in found.items() if "lora" not in path.split("/")}, expected)
     again = tmp_path / "again"
@@ -134,12 +130,11 @@ HARMS = [(change_a_number, "contains other bytes than were saved"), (partial(dam
 
 
 @pytest.mark.parametrize(("harm", "text"), HARMS)
-def test_damage_is_found_before_anything_is_trained(harm, text, old, tmp_path, capsys):
+def test_damage_is_found_before_anything_is_trained(harm, text, old, tmp_path, cli):
     damaged = tmp_path / "damaged"
     shutil.copytree(old.parent / "run", damaged)
     harm(damaged / "checkpoints" / "3")
-    assert train(new_config(old, tmp_path / "new"), f"checkpoint.start_from={damaged}") == 2
-    error = capsys.readouterr().err
+    error = cli(2, "train", new_config(old, tmp_path / "new"), f"checkpoint.start_from={damaged}").err
     assert error.startswith("error: checkpoint.start_from: The checkpoint ")
     assert text in error
     assert "Give another of its steps, as <run>/<step>." in error
@@ -155,9 +150,8 @@ def test_damage_is_found_before_anything_is_trained(harm, text, old, tmp_path, c
         (["checkpoint.start_from=''", "checkpoint.start_fresh=[head]"], "Set checkpoint.start_from to the directory"),
     ],
 )
-def test_mistakes(overrides, text, old, tmp_path, capsys):
-    assert train(new_config(old, tmp_path), *overrides) == 2
-    assert text in capsys.readouterr().err
+def test_mistakes(overrides, text, old, tmp_path, cli):
+    assert text in cli(2, "train", new_config(old, tmp_path), *overrides).err
     assert not (tmp_path / "run").exists()
 
 

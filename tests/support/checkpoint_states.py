@@ -85,6 +85,11 @@ def assert_equal(state: State, reference: State) -> None:
         np.testing.assert_array_equal(np.asarray(leaf), np.asarray(expected))
 
 
+def opened(folder: Path, state: Any = None) -> Checkpoints:
+    """The checkpoints of a folder, for a state on one device."""
+    return Checkpoints(folder, keep=3, abstract_state=abstract(placed(state or host_state(0), 1, "data", False)))
+
+
 def write(folder: Path, *states: Any, about: dict | None = ABOUT) -> Path:
     """Writes states into `folder`/checkpoints, each under its step; returns `folder`."""
     for state in states:

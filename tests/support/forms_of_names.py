@@ -92,10 +92,19 @@ class OwnFields(OwnClass):
     depth: int = 2
 
 
-def keras_forms():
-    """A class and a function of Keras, which takes seconds to import."""
+def keras_in(dtype):
+    """Keras, which takes seconds to import, with this dtype for all that it makes."""
     os.environ.setdefault("KERAS_BACKEND", "jax")
     import keras
+
+    keras.config.set_floatx(dtype)
+    keras.config.set_dtype_policy(dtype)
+    return keras
+
+
+def keras_forms():
+    """A class and a function of Keras."""
+    keras = keras_in("float32")
 
     class KerasClass(keras.Model):
         def __init__(self, width, depth: int = 2, **options):

@@ -1,11 +1,14 @@
-"""Small transformers, one for each choice that a config has."""
+"""Small transformers: one for each choice that a config has, and two on meshes."""
 
 from dataclasses import replace
 from functools import cache
 
 import jax
 import numpy as np
+from spmdkit.models.moe import MoEConfig, moe
 from spmdkit.models.transformer import TransformerConfig, transformer
+from spmdkit.parallel import FSDPConfig, lay_out
+from support import toy
 
 SMALL = TransformerConfig(
     vocabulary=23, length=10, layers=2, width=16, heads=4, kv_heads=2, head_width=6, mlp_width=24, rope_base=100.0
@@ -49,3 +52,13 @@ def make_batch(config, rows=3, seed=0):
         "weights": random.integers(0, 2, shape).astype(np.float32),
         "example": np.arange(rows, dtype=np.int32) + 100 * seed,
     }
+
+
+SIZES = {"vocabulary": 32, "length": 16, "layers": 4, "width": 16, "heads": 4, "mlp_width": 32}
+MODEL = transformer(TransformerConfig(**SIZES))
+MIXTURE = moe(MoEConfig(**SIZES, experts=4, top_k=2))
+FSDP = FSDPConfig(size=2, floor_bytes=64)
+
+
+def layouts(devices, model=MODEL, **strategy):
+    return lay_out(model, strategy, devices=toy.devices(devices))

@@ -1,7 +1,5 @@
 """The loop alone with a step that only pretends, then the real one from plain Python."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -56,18 +54,6 @@ BATCH = {
 @pytest.fixture(scope="module")
 def model():
     return mlp(MLPConfig(features=FEATURES, classes=CLASSES, widths=(16,)))
-
-
-@pytest.mark.slow
-def test_evaluation_weighs_rows(model):
-    layouts = spmdkit.lay_out(model, {"data": 8})
-    step = spmdkit.build_step(model, optax.sgd(0.1), layouts)
-    params = step.init(seed=0).params
-    padded = {**BATCH, "weights": (np.arange(ROWS) < 5).astype(np.float32)}
-    found = evaluate(step, params, [BATCH, padded])
-    total, weight = model.loss(jax.device_get(params), {name: jnp.asarray(leaf) for name, leaf in BATCH.items()}, None)
-    few, fewer = model.loss(jax.device_get(params), {name: jnp.asarray(leaf) for name, leaf in padded.items()}, None)
-    assert found == pytest.approx(float((total + few) / (weight + fewer)), rel=1e-5)
 
 
 def test_nothing_to_evaluate(model):

@@ -55,13 +55,6 @@ def test_rejects_invalid_lines(path):
             read_metrics(path)
 
 
-def test_resume_keeps_records_without_a_step(path):
-    path.parent.mkdir()
-    path.write_text('{"step": "one"}\n{"step": null}\n{"loss": 1}\n{"step": 9}\n')
-    MetricsLog(path, start_step=4).close()
-    assert read_metrics(path) == [{"step": "one"}, {"step": None}, {"loss": 1}]
-
-
 @pytest.fixture
 def small_file_limit():
     """Limits files of this process to one page, as on a full disk; Python ignores SIGXFSZ."""

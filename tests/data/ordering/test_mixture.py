@@ -150,11 +150,6 @@ def test_from_a_config(files):
     assert splits.train.origin(last).startswith("data.mixture[1], ids.npy, from token ")
 
 
-def test_paths_of_parts_start_where_others_do(tmp_path, corpus):
-    config = mixed_config([MixturePart(source="text", files=("corpus/**/*.txt",), weight=1)])
-    assert len(open_splits(config, [tmp_path]).train)
-
-
 def test_bad_data_of_a_part_stays_bad_data(tmp_path):
     np.savez(tmp_path / "nan.npz", inputs=np.array([np.nan, 1.0]), targets=np.zeros(2))
     part = MixturePart(source="arrays", files=(str(tmp_path / "nan.npz"),), weight=1)

@@ -63,18 +63,19 @@ def saved(config):
 """
 
 
-def run_on(tmp_path, name, text, function, *arguments, **variables):
+def run_on(tmp_path, name, text, function, *arguments, code=0, **variables):
     (tmp_path / f"{name}.py").write_text(text)
     source = {"source": f"{name}:{function}"}
     config = write_config(tmp_path, data=source, train={"steps": 12, "global_batch": 16})
-    return spmdkit("train", config, *arguments, **variables)
+    ended = spmdkit("train", config, *arguments, **variables)
+    assert ended.returncode == code, ended.stderr
+    return ended
 
 
 @pytest.mark.parametrize("function", ["batched", "single"])
 def test_tf_data(function, tmp_path):
     tf = pytest.importorskip("tensorflow")
     ended = run_on(tmp_path, "of_tf", TF_DATA, function, CUDA_VISIBLE_DEVICES="")
-    assert ended.returncode == 0, ended.stderr
     assert f"stream of {'batches' if function == 'batched' else 'examples'} of" in ended.stdout
     assert len(losses(tmp_path / "run")) == 12
     rows = tf.data.Dataset.from_tensor_slices({"a": np.arange(6), "b": tf.ragged.constant([[1]] * 5 + [[1, 2]])})
@@ -87,8 +88,7 @@ def test_tf_data(function, tmp_path):
 @pytest.mark.parametrize("function", ["plain", "workers", "dataset"])
 def test_torch(function, tmp_path):
     pytest.importorskip("torch")
-    ended = run_on(tmp_path, "of_torch", TORCH, function)
-    assert ended.returncode == 0, ended.stderr
+    run_on(tmp_path, "of_torch", TORCH, function)
     assert len(losses(tmp_path / "run")) == 12
 
 
@@ -96,8 +96,7 @@ def test_torch(function, tmp_path):
 def test_a_killed_worker_of_a_DataLoader(tmp_path):
     """Its fourth batch is never made; the run ends with the exit code of the machine's fault, and says whose."""
     pytest.importorskip("torch")
-    ended = run_on(tmp_path, "of_torch", TORCH, "workers", "eval.every=0", KILL="70")
-    assert ended.returncode == 75, (ended.returncode, ended.stderr)
+    ended = run_on(tmp_path, "of_torch", TORCH, "workers", "eval.every=0", code=75, KILL="70")
     assert "has lost a worker process: DataLoader worker (pid" in ended.stderr
 
 
@@ -107,11 +106,9 @@ def test_hugging_face(tmp_path):
     rows = {"inputs": values.tolist(), "targets": (np.arange(96) % 10).tolist()}
     datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "saved"))
     files = f"data.files=[{tmp_path}/saved]"
-    saved = run_on(tmp_path, "of_hf", HUGGING_FACE, "saved", files)
-    assert saved.returncode == 0, saved.stderr
+    run_on(tmp_path, "of_hf", HUGGING_FACE, "saved", files)
     arrays = ["data.source=huggingface", "data.records=arrays", files, f"run.dir={tmp_path}/arrays"]
-    of_config = run_on(tmp_path, "of_hf", HUGGING_FACE, "saved", *arrays)
-    assert of_config.returncode == 0, of_config.stderr
+    run_on(tmp_path, "of_hf", HUGGING_FACE, "saved", *arrays)
     assert len(losses(tmp_path / "arrays")) == 12
     loaded = from_dataset(datasets.load_from_disk(str(tmp_path / "saved")))
     np.testing.assert_allclose(loaded.train[3]["inputs"], values[3], rtol=1e-6)

@@ -28,10 +28,6 @@ def ids_of(source):
     return np.concatenate([*inputs, source[len(source) - 1]["targets"][-1:]])
 
 
-def text_of(splits):
-    return ids_of(splits.train).astype(np.uint8).tobytes().decode()
-
-
 @pytest.mark.parametrize(
     ("directory", "expected"),
     [
@@ -42,7 +38,7 @@ def text_of(splits):
 )
 def test_reads_texts_in_order(directory, expected):
     splits = open_saved(directory)
-    assert text_of(splits) == expected
+    assert ids_of(splits.train).astype(np.uint8).tobytes().decode() == expected
     assert splits.vocabulary == 256
 
 

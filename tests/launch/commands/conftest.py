@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from spmdkit.launch.cli import main
 from support.runs import leave_run, write_config
 
 
@@ -13,15 +12,3 @@ def untrained(tmp_path_factory) -> Path:
     path = write_config(tmp_path_factory.mktemp("commands"))
     leave_run(path)
     return path
-
-
-@pytest.fixture
-def call(capsys):
-    """Runs a command; returns its exit code and what it printed."""
-
-    def call(*words):
-        capsys.readouterr()
-        code = main([*map(str, words)])
-        return code, capsys.readouterr()
-
-    return call

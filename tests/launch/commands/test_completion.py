@@ -48,6 +48,5 @@ def test_zsh_has_every_command(scripts):
     assert [command.name for command in COMMANDS if f"\n    {command.name}:'" not in scripts["zsh"]] == []
 
 
-def test_prints_the_json_schema(capsys):
-    assert main(["schema"]) == 0
-    assert json.loads(capsys.readouterr().out) == config_schema()
+def test_prints_the_json_schema(cli):
+    assert json.loads(cli(0, "schema").out) == config_schema()

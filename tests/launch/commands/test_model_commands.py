@@ -8,16 +8,14 @@ import pytest
 from spmdkit.launch.cli import main
 from spmdkit.launch.commands.model_commands import split_prompt
 from support.processes import start_each, wait
-from support.runs import leave_run, metrics, write_config, write_language_config
+from support.runs import leave_run, write_language_config
 
 import spmdkit
 
 
-def test_prints_run_data_and_loss(untrained, call):
+def test_prints_run_data_and_loss(untrained, cli):
     run = untrained.parent / "run"
-    code, printed = call("evaluate", run)
-    title, data, split, loss, log = printed.out.splitlines()
-    assert code == 0
+    title, data, split, loss, log = cli(0, "evaluate", run).out.splitlines()
     assert title == f"{run} at step 8: mlp, 2,410 parameters; mesh data 2 x fsdp 4"
     assert data.startswith("synthetic: 8,192 noisy images")
     assert split == "evaluation split: all 420 rows, 27 batches of 16"
@@ -36,52 +34,30 @@ def test_prints_run_data_and_loss(untrained, call):
         (["--split", "train", "--batches", "3"], "train split: 48 of 7,772 rows, 3 batches of 16", ""),
     ],
 )
-def test_prints_the_rows_of_result_and_log(words, split, log, untrained, call):
-    code, printed = call("evaluate", untrained, *words)
-    lines = printed.out.splitlines()
-    assert code == 0
+def test_prints_the_rows_of_result_and_log(words, split, log, untrained, cli):
+    lines = cli(0, "evaluate", untrained, *words).out.splitlines()
     assert lines[2].startswith(split)
     assert ("The log of the run" in lines[-1]) == bool(log)
     assert log in lines[-1]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "log"),
-    [
-        ("  batches: 2\n", "  batches: 5\n", "The log of the run is of 80 rows (eval.batches=5)"),
-        ("eval_fraction: 0.05", "eval_fraction: 0.2", ""),
-        ("data:", "\t{", ""),
-    ],
-    ids=["other batches", "other rows", "corrupt"],
-)
-def test_reads_the_log_of_the_run_itself(old, new, log, untrained, tmp_path, call):
-    folder = shutil.copytree(untrained.parent / "run", tmp_path / "run")
-    own = (folder / "config.yaml").read_text()
-    assert old in own
-    (folder / "config.yaml").write_text(own.replace(old, new))
-    code, printed = call("evaluate", untrained, f"run.dir={folder}", "--batches", "2")
-    assert (code, "as in the log" in printed.out) == (0, False)
-    assert ("The log" in printed.out) == bool(log)
-    assert printed.out.splitlines()[-1].startswith(log)
-
-
 @pytest.mark.slow
-def test_reports_both_values_if_the_log_has_another(untrained, tmp_path, call):
+def test_reports_both_values_if_the_log_has_another(untrained, tmp_path, cli):
     folder = shutil.copytree(untrained.parent / "run", tmp_path / "run")
-    loss = json.loads(call("evaluate", folder, "--batches", "2", "--json")[1].out)["loss"]
+    loss = json.loads(cli(0, "evaluate", folder, "--batches", "2", "--json").out)["loss"]
     for logged in (loss, loss + 0.02):
         (folder / "metrics.jsonl").write_text(f'{{"step": 8, "loss": 1.0, "eval_loss": {logged}}}\n')
-        code, printed = call("evaluate", folder, "--batches", "2")
-        assert (code, "as in the log of the run" in printed.out) == (0, logged == loss)
-        warning = printed.out.splitlines()[-1]
+        text = cli(0, "evaluate", folder, "--batches", "2").out
+        assert ("as in the log of the run" in text) == (logged == loss)
+        warning = text.splitlines()[-1]
         assert (f"loss {loss:.6g} here, {logged:.6g} in the log" in warning) == (logged != loss)
-        found = json.loads(call("evaluate", folder, "--batches", "2", "--json")[1].out)
+        found = json.loads(cli(0, "evaluate", folder, "--batches", "2", "--json").out)
         assert (found["log"], found["differs_from_log"]) == ({"loss": logged}, logged != loss)
-    assert "warning" not in call("evaluate", folder, "--batches", "2", "--step", "4")[1].out, "the log has no step 4"
+    assert "warning" not in cli(0, "evaluate", folder, "--batches", "2", "--step", "4").out, "the log has no step 4"
 
 
 @pytest.mark.slow
-def test_json_on_another_mesh_and_step(untrained, call):
+def test_json_on_another_mesh_and_step(untrained, cli):
     expected = {
         ("run.seed=0",): (8, 420, 32, "evaluation"),
         ("strategy={data: 1}",): (8, 420, 32, "evaluation"),
@@ -91,46 +67,25 @@ def test_json_on_another_mesh_and_step(untrained, call):
     }
     losses = []
     for words, facts in expected.items():
-        found = json.loads(call("evaluate", untrained, "--json", *words)[1].out)
+        found = json.loads(cli(0, "evaluate", untrained, "--json", *words).out)
         assert (found["step"], found["rows"], found["rows_in_log"], found["split"]) == facts
         losses.append(found["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     assert len({round(loss, 4) for loss in losses}) == 4
 
 
-def test_evaluates_other_files_completely(untrained, tmp_path, call):
-    random = np.random.default_rng(0)
-    inputs = random.normal(size=(1003, 64)).astype(np.float32)
-    np.savez(tmp_path / "new.npz", inputs=inputs, targets=random.integers(0, 10, 1003).astype(np.int32))
-    words = ["data.source=arrays", f"data.files=[{tmp_path / 'new.npz'}]", "--json"]
-    code, printed = call("evaluate", untrained.parent / "run", *words)
-    assert (code, json.loads(printed.out)["rows"]) == (0, 1003)
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--step", "5"], "there are: 4, 8."),
         (["--batches", "0"], "--batches must be at least 1, got 0."),
         (["train.globl_batch=8"], "train.globl_batch is not a valid key. Did you mean train.global_batch?"),
-        (["data.eval_fraction=0"], "The run lacks an evaluation split (data.eval_fraction=0.0)"),
     ],
 )
-def test_rejects_invalid_arguments(words, said, untrained, call):
-    code, printed = call("evaluate", untrained.parent / "run", *words)
-    assert code == 2
+def test_rejects_invalid_arguments(words, said, untrained, cli):
+    printed = cli(2, "evaluate", untrained.parent / "run", *words)
     assert printed.err.startswith("error: ")
     assert said in printed.err
     assert "Traceback" not in printed.err
-
-
-@pytest.mark.slow
-def test_loss_is_that_of_training(tmp_path, call):
-    config = write_config(tmp_path)
-    assert main(["train", str(config)]) == 0
-    trained = metrics(tmp_path / "run")[-1]["eval_loss"]
-    _, printed = call("evaluate", config, "--batches", "2", "--json")
-    assert json.loads(printed.out)["loss"] == trained
 
 
 def read(path):
@@ -152,13 +107,12 @@ def test_writes_one_prediction_per_row(untrained, tmp_path, capsys):
     np.testing.assert_allclose(found["predictions"], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_replaces_only_earlier_predictions_and_with_force(untrained, tmp_path, capsys):
+def test_replaces_only_earlier_predictions_and_with_force(untrained, tmp_path, capsys, cli):
     words = ["predict", str(untrained), "--out", str(tmp_path / "out.npz")]
     assert main(words) == 0
     assert main(words) == 2
     assert "out.npz exists. Choose another name, or give --force to replace it" in capsys.readouterr().err
-    assert main([*words, "--force", "--step", "4", "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
+    facts = json.loads(cli(0, *words, "--force", "--step", "4", "--json").out)
     assert (facts["step"], facts["arrays"]) == (4, {"predictions": [420, 10]})
     (tmp_path / "out.npz").write_bytes(b"mine")
     assert main([*words, "--force"]) == 2
@@ -206,19 +160,17 @@ def language(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_continues_a_prompt(language, call):
+def test_continues_a_prompt(language, cli):
     run = language.parent / "run"
-    code, printed = call("generate", run, "mesh ", "--length", "4", "--temperature", "0", "--json")
-    found = json.loads(printed.out)
-    assert (code, found["step"], bytes(found["tokens"][:5]), len(found["tokens"])) == (0, 4, b"mesh ", 9)
+    found = json.loads(cli(0, "generate", run, "mesh ", "--length", "4", "--temperature", "0", "--json").out)
+    assert (found["step"], bytes(found["tokens"][:5]), len(found["tokens"])) == (4, b"mesh ", 9)
     words = ["strategy={data: 1}", "mesh ", "--length", "4", "--temperature", "0", "run.seed=3"]
-    code, printed = call("generate", language, *words)
-    assert (code, printed.out[:5]) == (0, "mesh ")
+    assert cli(0, "generate", language, *words).out[:5] == "mesh "
 
 
 @pytest.mark.slow
-def test_defaults_come_from_the_config(language, call):
-    found = [json.loads(call("generate", language, "--json", *words)[1].out) for words in ([], [], ["--seed", "7"])]
+def test_defaults_come_from_the_config(language, cli):
+    found = [json.loads(cli(0, "generate", language, "--json", *words).out) for words in ([], [], ["--seed", "7"])]
     assert bytes(found[0]["tokens"][:4]) == b"def "
     assert len(found[0]["tokens"]) == 7
     assert found[0] == found[1] != found[2]
@@ -233,8 +185,7 @@ def test_defaults_come_from_the_config(language, call):
         (["\udcff"], "The prompt '\\udcff' is not valid UTF-8"),
     ],
 )
-def test_rejects_invalid_options(language, words, said, call):
-    code, printed = call("generate", language.parent / "run", *words)
-    assert code == 2
+def test_rejects_invalid_options(language, words, said, cli):
+    printed = cli(2, "generate", language.parent / "run", *words)
     assert said in printed.err
     assert "Traceback" not in printed.err

@@ -17,9 +17,8 @@ def config(tmp_path):
     return write_config(tmp_path)
 
 
-def test_reports_no_problems(config, capsys):
-    assert main(["doctor", str(config)]) == 0
-    printed = capsys.readouterr().out
+def test_reports_no_problems(config, cli):
+    printed = cli(0, "doctor", config).out
     assert printed.startswith("spmdkit doctor\n")
     assert "ok    job           one process: no variable sets a number of processes" in printed
     assert "8 simulated CPU devices in each process" in printed
@@ -39,11 +38,10 @@ def test_reports_no_problems(config, capsys):
         (["run.dir=/proc/nothing"], {}, "run.dir", "/proc/nothing"),
     ],
 )
-def test_reports_problems(arguments, variables, name, found, config, capsys, monkeypatch):
+def test_reports_problems(arguments, variables, name, found, config, cli, monkeypatch):
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
-    assert main(["doctor", str(config), "--json", *arguments, "run.simulate=8"]) == 2
-    values = json.loads(capsys.readouterr().out)
+    values = json.loads(cli(2, "doctor", config, "--json", *arguments, "run.simulate=8").out)
     assert not values["ok"]
     wrong = [each["found"] for each in values["findings"] if each["name"] == name and each["level"] == "wrong"]
     assert any(found in each for each in wrong)
@@ -72,9 +70,8 @@ def test_a_process_that_meets_no_other_reports_its_own_rank(rank, host, message,
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
-def test_rejects_invalid_times_to_wait(seconds, capsys):
-    assert main(["doctor", f"--wait={seconds}"]) == 2
-    assert "--wait must be more than 0 seconds and less than a day, got" in capsys.readouterr().err
+def test_rejects_invalid_times_to_wait(seconds, cli):
+    assert "--wait must be more than 0 seconds and less than a day, got" in cli(2, "doctor", f"--wait={seconds}").err
 
 
 @pytest.mark.slow

@@ -83,9 +83,8 @@ def test_reports_problems_of_all_hosts(monkeypatch):
 def test_problems_come_before_unavailable_hosts(monkeypatch):
     with pytest.raises(UserError, match="1 problem with the hosts"):
         answered(monkeypatch, MISTAKE, GONE)
-    with pytest.raises(NotNow, match=r"^host two does not answer \(timed out\)$") as raised:
+    with pytest.raises(NotNow, match=r"^host two does not answer \(timed out\)$"):
         answered(monkeypatch, good(), GONE)
-    assert raised.value.exit_code == 75
 
 
 def test_port_is_that_of_the_first_host(monkeypatch):

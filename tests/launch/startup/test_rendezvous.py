@@ -89,9 +89,8 @@ def test_reports_missing_ranks_while_waiting(ranks):
     ],
 )
 def test_names_missing_ranks_at_the_timeout(ranks, rank, job, says):
-    with pytest.raises(ProcessesMissing, match=says) as info:
+    with pytest.raises(ProcessesMissing, match=says):
         ranks.start(rank, seconds=0.4, **job).result(30)
-    assert info.value.exit_code == 75
     assert any(f"waiting for rank{'s 1 and 2' if rank == 0 else ' 0'}" in said for said in ranks.said)
 
 
@@ -127,9 +126,8 @@ def test_refuses_foreign_processes_only(ranks, changes, says):
         with pytest.raises(PortTaken, match="is in use on"):
             stranger.result(30)
     else:
-        with pytest.raises(UserError, match=says) as info:
+        with pytest.raises(UserError, match=says):
             stranger.result(30)
-        assert info.value.exit_code == 2
         ranks.wait_until_said("refused a process")
     assert all(each.result(30) for each in [*first, ranks.start(1)])
 
@@ -140,9 +138,8 @@ def test_another_number_of_processes_refuses_all(ranks, numbers):
     before = time.monotonic()
     waiting = [ranks.start(rank, num_processes=number) for rank, number in enumerate(numbers)]
     for each in waiting[: min(numbers)]:
-        with pytest.raises(UserError, match=r"has num_processes=\d, but rank 0 \(process \d+ on .*\) has \d: ") as info:
+        with pytest.raises(UserError, match=r"has num_processes=\d, but rank 0 \(process \d+ on .*\) has \d: "):
             each.result(20)
-        assert info.value.exit_code == 2
     assert time.monotonic() - before < 15
 
 

@@ -61,22 +61,6 @@ def test_an_error_ends_the_run_at_once(tmp_path):
     assert time.monotonic() - start < 300, "it does not wait for timeouts.shutdown"
 
 
-@pytest.mark.multiprocess
-def test_prints_a_user_error_as_one_message(tmp_path):
-    body = "from spmdkit.mesh.devices import simulate\nif rank == 0: simulate(0)\ntime.sleep(60)"
-    outcome = run(body, tmp_path)
-    assert outcome.exit_code == 2
-    assert outcome.tails[0][-1] == "error: simulate(0): the number of simulated devices must be at least 1."
-    assert not any("Traceback" in line for line in outcome.tails[0])
-
-
-@pytest.mark.multiprocess
-def test_sigterm_ends_a_joined_process(tmp_path):
-    outcome = run("if rank == 1: os.kill(os.getpid(), 15)\ntime.sleep(60)", tmp_path)
-    assert outcome.cause is not None
-    assert (outcome.cause.rank, outcome.cause.how) == (1, "killed by SIGTERM")
-
-
 @pytest.mark.parametrize(
     ("step", "save", "seconds"),
     [(1800, 0, 1800), (1800, 5000, 5000), (6, 60, 1200), (0, 0, 604800), (10**12, 0, 604800)],

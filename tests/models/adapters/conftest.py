@@ -1,9 +1,9 @@
 """Settings of other libraries for one test."""
 
-import os
 import sys
 
 import pytest
+from support.forms_of_names import keras_in
 
 
 @pytest.fixture(autouse=True)
@@ -17,9 +17,4 @@ def keras_settings():
 
 @pytest.fixture
 def keras_float64():
-    os.environ.setdefault("KERAS_BACKEND", "jax")
-    import keras
-
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    return keras
+    return keras_in("float64")

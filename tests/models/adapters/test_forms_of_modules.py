@@ -8,7 +8,10 @@ from spmdkit.models.adapters.library_model import adapt
 from spmdkit.parallel import verify
 from support import toy
 
-pytestmark = pytest.mark.usefixtures("broadcasting", "float64")
+pytestmark = [
+    pytest.mark.usefixtures("broadcasting", "float64"),
+    pytest.mark.slow_except("test_several_names_are_several_arguments"),
+]
 ROWS, FEATURES, CLASSES = 8, 4, 4
 
 
@@ -34,7 +37,6 @@ def log_loss(log_probabilities, rows):
     return -jnp.take_along_axis(log_probabilities, rows["targets"][:, None], axis=1)[:, 0]
 
 
-@pytest.mark.slow
 def test_nnx_with_keys_given_to_the_call_and_its_own():
     from flax import nnx
 
@@ -51,7 +53,6 @@ def test_nnx_with_keys_given_to_the_call_and_its_own():
     assert "random numbers" in proved(Net)
 
 
-@pytest.mark.slow
 def test_equinox_with_a_list_of_layers_and_functions():
     import equinox as eqx
 
@@ -73,7 +74,6 @@ def test_equinox_with_a_list_of_layers_and_functions():
     assert set(model.init(jax.random.key(0))["layers"]) == {"0", "3"}
 
 
-@pytest.mark.slow
 def test_linen_with_setup_and_a_flag_of_evaluation():
     from flax import linen as nn
 
@@ -89,7 +89,6 @@ def test_linen_with_setup_and_a_flag_of_evaluation():
     assert {"random numbers", "the model's state"} <= set(proved(Net()))
 
 
-@pytest.mark.slow
 def test_linen_whose_norm_always_trains():
     """Its statistics are those of the batch in an evaluation too: then rows depend on each other there."""
     from flax import linen as nn
@@ -108,7 +107,6 @@ def test_linen_whose_norm_always_trains():
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_keras_with_two_inputs_and_probabilities(keras_float64):
     keras = keras_float64
     left, right = keras.Input((2,)), keras.Input((2,))
@@ -133,7 +131,6 @@ def test_keras_with_two_inputs_and_probabilities(keras_float64):
     assert jnp.array_equal(found[1], found[2])
 
 
-@pytest.mark.slow
 def test_linen_with_annotated_axes_and_recomputed_layers():
     """Parameters are plain arrays, without the boxes that name their axes; losses of positions."""
     from flax import linen as nn
@@ -163,7 +160,6 @@ def test_linen_with_annotated_axes_and_recomputed_layers():
     assert result.ok, str(result)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The model does not pass JAX's checks")
 def test_equinox_with_a_flag_and_a_key():
     import equinox as eqx
@@ -188,7 +184,6 @@ def test_equinox_with_a_flag_and_a_key():
     assert "random numbers" in proved(Net)
 
 
-@pytest.mark.slow
 def test_keras_model_that_is_not_built(keras_float64):
     keras = keras_float64
 
@@ -220,7 +215,6 @@ def test_several_names_are_several_arguments():
     np.testing.assert_array_equal(outputs, np.arange(ROWS) - 2)
 
 
-@pytest.mark.slow
 def test_noise_of_each_row():
     """A variational autoencoder: called with two arguments, of which one is a key for each row; several outputs."""
     from flax import linen as nn

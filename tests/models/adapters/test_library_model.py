@@ -1,10 +1,7 @@
 """Modules of Flax, Equinox and Keras, as their own documentation writes them, train as in their own library."""
 
-import importlib.util
-import os
 import re
 from functools import cache
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +16,8 @@ from spmdkit.parallel import FSDPConfig, Precision, build_step, lay_out
 from spmdkit.runtime.loading.load_run import load_run
 from spmdkit.runtime.train import train
 from spmdkit.training.metrics import read_metrics
+from support.forms_of_names import keras_in
+from support.runs import EXAMPLES, example
 
 pytestmark = pytest.mark.usefixtures("broadcasting")
 FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
@@ -170,11 +169,7 @@ def equinox():
 
 @cache
 def keras():
-    os.environ.setdefault("KERAS_BACKEND", "jax")
-    import keras
-
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
+    keras = keras_in("float64")
     layers = keras.layers
     module = keras.Sequential(
         [
@@ -234,7 +229,6 @@ def test_training_is_that_of_its_own_library(library, mesh):
     assert float(hits / weight) == pytest.approx(right, rel=1e-9)
 
 
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 OWN = """
 import jax
 from flax import nnx
@@ -291,29 +285,20 @@ def in_its_own_library(name, file, inputs):
     for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         if "def in_" in text:
             exec(text, told)
-    spec = importlib.util.spec_from_file_location(f"own_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
+    module = example(name)
     if name == "linen_cnn":
-        return told["in_linen"](example.CNN(width=16), file, inputs)
+        return told["in_linen"](module.CNN(width=16), file, inputs)
     if name == "nnx_mlp":
-        return told["in_nnx"](example.MLP(told["nnx"].Rngs(7), width=64), file, inputs)
+        return told["in_nnx"](module.MLP(told["nnx"].Rngs(7), width=64), file, inputs)
     if name == "equinox_mlp":
-        return told["in_equinox"](*example.make(jax.random.key(7), width=64), file, inputs)
+        return told["in_equinox"](*module.make(jax.random.key(7), width=64), file, inputs)
     unnamed_layers_count_from_one()
-    return told["in_keras"](example.make(width=64), file, inputs)
+    return told["in_keras"](module.make(width=64), file, inputs)
 
 
 def unnamed_layers_count_from_one():
     """As in a fresh process."""
-    os.environ.setdefault("KERAS_BACKEND", "jax")
-    import keras
-
-    keras.config.set_floatx("float32")
-    keras.config.set_dtype_policy("float32")
-    keras.utils.clear_session()
+    keras_in("float32").utils.clear_session()
 
 
 @pytest.fixture

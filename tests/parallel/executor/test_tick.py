@@ -73,11 +73,6 @@ def test_each_part_needs_the_clock_of_the_one_before():
     assert int(jax.jit(run)(1, 0, 5)) == 7
 
 
-def test_the_turns_of_a_loop_are_written_for_the_census():
-    run = jax.jit(lambda does: tick().each_block("forward", does, lambda _, x: jnp.sin(x), jnp.float32(0)))
-    assert f"forward.turns_6_of_{SCHEDULE.num_ticks}" in run.lower(1).compile().as_text()
-
-
 def test_a_single_slot_is_read_after_the_loops_before():
     buffers = {"one": jnp.arange(4.0).reshape(1, 4)}
     assert tick().take(buffers, jnp.int32(0))["one"].tolist() == [0, 1, 2, 3]

@@ -64,29 +64,7 @@ def test_recomputing_takes_a_forward_each_and_no_idle_tick(name):
             assert again == [action[1:] for action in actions if action and action.kind == Kind.BACKWARD_INPUT]
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_joint_backwards_are_two_ticks_in_a_row(name):
-    schedule = make_schedule(name, 4, 8)
-    assert schedule.joint == (name in ("gpipe", "1f1b", "interleaved_1f1b"))
-    if schedule.joint:
-        for actions in schedule.by_stage:
-            for tick, action in enumerate(actions):
-                if action and action.kind == Kind.BACKWARD_INPUT:
-                    assert actions[tick + 1] == action._replace(kind=Kind.BACKWARD_WEIGHT)
-
-
-def test_the_bubble_of_zb_h1_is_a_third_of_that_of_1f1b():
-    for S, M in ((1, 1), (2, 3), (4, 4), (8, 12)):
-        idle = {name: measure(make_schedule(name, S, M)).time - 3 * M for name in ("1f1b", "zb_h1")}
-        assert 3 * idle["zb_h1"] == idle["1f1b"]
-
-
-def test_1f1b_as_in_the_paper():
-    by_stage = make_schedule("1f1b", 2, 3).by_stage
-    assert [" ".join(str(action or ".") for action in actions) for actions in by_stage] == [
-        "F0 F1 . . B0 W0 F2 B1 W1 . B2 W2",
-        ". F0 B0 W0 F1 B1 W1 F2 B2 W2 . .",
-    ]
+def test_interleaved_with_one_chunk_is_1f1b():
     assert make_schedule("interleaved_1f1b", 4, 9, virtual=1).by_stage == make_schedule("1f1b", 4, 9).by_stage
 
 

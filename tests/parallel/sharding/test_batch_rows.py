@@ -7,9 +7,6 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 from spmdkit.mesh.device_mesh import DeviceMesh
-from spmdkit.models.moe import MoEConfig, moe
-from spmdkit.models.transformer import TransformerConfig, transformer
-from spmdkit.parallel import FSDPConfig, lay_out
 from spmdkit.parallel.sharding.batch_rows import (
     batch_axes,
     check_eval_rows,
@@ -17,16 +14,7 @@ from spmdkit.parallel.sharding.batch_rows import (
     record_batch_axes,
     uses_batch_axes,
 )
-from support import toy
-
-SIZES = {"vocabulary": 32, "length": 16, "layers": 4, "width": 16, "heads": 4, "mlp_width": 32}
-MODEL = transformer(TransformerConfig(**SIZES))
-MIXTURE = moe(MoEConfig(**SIZES, experts=4, top_k=2))
-FSDP = FSDPConfig(size=2, floor_bytes=64)
-
-
-def layouts(devices, model=MODEL, **strategy):
-    return lay_out(model, strategy, devices=toy.devices(devices))
+from support.small_transformers import FSDP, MIXTURE, layouts
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,9 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from spmdkit.parallel import FSDPConfig, Model, build_step, lay_out
+from spmdkit.parallel import FSDPConfig, Model, lay_out
 from spmdkit.parallel.plan import StepOptions
-from spmdkit.parallel.sharding.strategies import STRATEGIES
 from spmdkit.parallel.step.composition import DeviceStep
 from spmdkit.parallel.step.gradients import clip_factor, global_norm
 from support import toy
@@ -74,24 +72,6 @@ def test_clipping_scales_and_the_norm_is_that_before():
 def test_an_evaluation_sums_and_draws_nothing():
     total, weight, *_ = jax.jit(local().mapped_sums())(PARAMS, BATCH, ())
     assert (float(total), float(weight)) == (pytest.approx(TOTAL * PARAMS["w"].sum(), rel=1e-6), 3.5)
-
-
-def test_strategies_act_in_turn(monkeypatch):
-    acted = []
-
-    def noting(name, moment, function):
-        def act(tree, plan):
-            acted.append((moment, name))
-            return function(tree, plan)
-
-        return act
-
-    for name, strategy in STRATEGIES.items():
-        for moment in ("begin", "finish", "reduce"):
-            monkeypatch.setattr(strategy, moment, noting(name, moment, getattr(strategy, moment)))
-    step = build_step(toy.BLOCK_MODEL, optax.sgd(0.1), lay_out(toy.BLOCK_MODEL, {"data": 2}, devices=toy.devices(2)))
-    step.lower(toy.abstract(toy.batch(0)))
-    assert acted == [(moment, name) for moment in ("begin", "finish", "reduce") for name in STRATEGIES]
 
 
 def test_squares_of_narrow_gradients_are_summed_wide():

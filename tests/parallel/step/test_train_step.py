@@ -14,7 +14,6 @@ from spmdkit.parallel.step.state import draw_params
 from support import toy
 
 import spmdkit
-from spmdkit import DataParallel, DeviceMesh, LayoutMap, ModelParallel
 
 STRATEGY = {"fsdp": FSDPConfig(size=4, floor_bytes=1024), "data": 2}
 
@@ -171,20 +170,6 @@ def test_a_model_whose_loops_do_not_type_still_trains():
 
 
 @pytest.mark.slow
-def test_keras_distributions_take_the_place_of_a_strategy(expected):
-    mesh = DeviceMesh((2, 4), ("batch", "model"))
-    layout_map = LayoutMap(mesh)
-    layout_map["blocks/up"] = (None, None, "model")
-    layout_map["blocks/down"] = (None, "model", None)
-    layout_map["head/out"] = (None, "model")
-    state, metrics = run(lay_out(toy.BLOCK_MODEL, ModelParallel(layout_map=layout_map)))
-    assert toy.relative(metrics.loss, expected.loss) < 1e-5
-    assert state.params["blocks"]["up"].addressable_shards[0].data.shape == (3, 16, 16)
-    _, metrics = run(lay_out(toy.BLOCK_MODEL, DataParallel(device_mesh=DeviceMesh((8,), ("batch",)))))
-    assert toy.relative(metrics.loss, expected.loss) < 1e-5
-
-
-@pytest.mark.slow
 def test_recompilation_warns_with_what_changed(layouts):
     step = build_step(toy.BLOCK_MODEL, optax.sgd(1e-2), layouts)
     state, _ = step(step.init(0, params=toy.first_params()), toy.batch(0))
@@ -247,12 +232,3 @@ def test_an_option_that_XLA_does_not_know_is_its_error():
     params = linear_step().init(0).params
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_nope"):
         step.evaluate(params, rows())
-
-
-@pytest.mark.slow
-def test_options_leave_the_program_as_it_was():
-    shapes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in rows().items()}
-    told, plain = linear_step(xla={"xla_cpu_enable_fast_math": False}), linear_step()
-    assert told.lower(shapes).as_text() == plain.lower(shapes).as_text()
-    (_, ours), (_, theirs) = told(told.init(0), rows()), plain(plain.init(0), rows())
-    assert float(ours.loss) == float(theirs.loss)

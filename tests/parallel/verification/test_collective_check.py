@@ -16,6 +16,8 @@ from spmdkit.parallel.verification.collective_check import (
 from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
 from support import toy
 
+pytestmark = pytest.mark.slow_except("test_detects_optimizer_that_combines_elements")
+
 WIDTH = 128
 STRATEGIES = {
     "zero 1": {"data": DataParallelConfig(size=2, zero=1, floor_bytes=1)},
@@ -57,7 +59,6 @@ def step_of(name, strategy, model=MODEL):
     return build_step(model, optimizer(name), layouts)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", ["muon", "adafactor", "frozen"])
 def test_attributes_optimizer_collectives_to_xla(name, strategy):
@@ -68,7 +69,6 @@ def test_attributes_optimizer_collectives_to_xla(name, strategy):
     assert combines_elements(step) == (name != "frozen")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_accepts_missing_collectives_of_frozen_parameters(strategy):
     step = step_of("adamw", strategy, FROZEN)
@@ -77,7 +77,6 @@ def test_accepts_missing_collectives_of_frozen_parameters(strategy):
     assert any(text.startswith("reduce-scatter") for text in named), "they need not be moved, and are not"
 
 
-@pytest.mark.slow
 def test_accepts_partly_frozen_block():
     def block(params, x, key):
         return toy.block({**params, "up": lax.stop_gradient(params["up"])}, x, key)
@@ -90,13 +89,11 @@ def test_accepts_partly_frozen_block():
     assert check_collectives(step, batch, frozen=("blocks/scale",)).unexpected != ()
 
 
-@pytest.mark.slow
 def test_reports_missing_collective_under_optimizer_that_combines_elements():
     (text,) = check_collectives(step_of("muon", "fsdp", FROZEN), BATCH).unexpected
     assert text.startswith("reduce-scatter over fsdp")
 
 
-@pytest.mark.slow
 def test_finds_extra_collective_in_update(monkeypatch):
     right = step_file.Step._step
 
@@ -112,7 +109,6 @@ def test_finds_extra_collective_in_update(monkeypatch):
     )
 
 
-@pytest.mark.slow
 def test_finds_misplaced_optimizer_state(monkeypatch):
     """One that treats every element by itself moves nothing, unless its state lies where its parameter does not."""
     right = step_file.resolve_optimizer_state

@@ -28,12 +28,8 @@ def sums(x):
     return lax.scan(lambda x, _: (jnp.sin(lax.psum_scatter(lax.all_gather(x, "fsdp"), "fsdp")), None), x, length=5)[0]
 
 
-def gathered(y):
-    return lax.all_gather(y, "fsdp", tiled=True)
-
-
 def test_finds_independent_loops():
-    assert unordered(compiled_text(lambda x, y: sums(gathered(y)[:2] + x))) == []
+    assert unordered(compiled_text(lambda x, y: sums(lax.all_gather(y, "fsdp", tiled=True)[:2] + x))) == []
     found = unordered(compiled_text(lambda x, y: sums(x) + sums(jnp.cos(y))))
     assert len(found) == 1
     assert all(name.startswith("while") for name in found[0])

@@ -56,13 +56,9 @@ def step_of(name):
     sizes = {"width": 16, "heads": 4, "kv_heads": 2, "mlp_width": 32}
     model = transformer(TransformerConfig(vocabulary=toy.VOCABULARY, length=toy.LENGTH, layers=case.layers, **sizes))
     layouts = lay_out(
-        model, case.strategy, devices=toy.devices(int(np.prod([size_of(x) for x in case.strategy.values()])))
+        model, case.strategy, devices=toy.devices(int(np.prod([getattr(x, "size", x) for x in case.strategy.values()])))
     )
     return build_step(model, optax.sgd(0.1), layouts)
-
-
-def size_of(config):
-    return getattr(config, "size", config)
 
 
 @cache

@@ -3,14 +3,17 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from spmdkit.parallel.xla.product import product, weight_first
 
 
-def test_value_and_gradients_are_those_of_autodiff(float64):
+@pytest.mark.parametrize(("width", "columns"), [(4, 5), (5, 4), (4, 4)])
+def test_value_and_gradients_are_those_of_autodiff(width, columns, float64):
+    """The gradient of the matrix is written in two ways: one if it has more rows than columns."""
     keys = jax.random.split(jax.random.key(0), 3)
     x, weight, cotangent = (
         jax.random.normal(key, shape, jnp.float64)
-        for key, shape in zip(keys, ((2, 3, 4), (4, 5), (2, 3, 5)), strict=True)
+        for key, shape in zip(keys, ((2, 3, width), (width, columns), (2, 3, columns)), strict=True)
     )
     ours, expected = jax.vjp(product, x, weight), jax.vjp(jnp.matmul, x, weight)
     np.testing.assert_array_equal(ours[0], expected[0])

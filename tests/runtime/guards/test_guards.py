@@ -129,7 +129,7 @@ def test_copies_are_compared_every_few_steps_and_before_every_save(tmp_path, mon
     assert "is compared every 3 steps and before every save" in capsys.readouterr().out
 
 
-def test_nothing_is_saved_after_a_find(tmp_path, monkeypatch, capsys):
+def test_nothing_is_saved_after_a_find(tmp_path, monkeypatch, cli):
     def found(self, number, differences):
         if number >= 8:
             raise ReplicasDiffer(f"Step {number}: differs")
@@ -141,8 +141,7 @@ def test_nothing_is_saved_after_a_find(tmp_path, monkeypatch, capsys):
     saved, original = [], Checkpoints.save
     monkeypatch.setattr(Checkpoints, "save", save)
     monkeypatch.setattr("spmdkit.runtime.guards.replica_guard.ReplicaGuard._judge", found)
-    assert main(["train", str(write_config(tmp_path)), *ON]) == 75
-    assert "error: Step 8: differs" in capsys.readouterr().err
+    assert "error: Step 8: differs" in cli(75, "train", write_config(tmp_path), *ON).err
     assert saved == [4]
     assert not (tmp_path / "run" / "checkpoints" / "8").exists()
 
@@ -150,7 +149,7 @@ def test_nothing_is_saved_after_a_find(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow_cases("0-first element", "0-last element", "5-first element", "5-last element")
 @pytest.mark.parametrize("byte", [2, -2], ids=["first element", "last element"])
 @pytest.mark.parametrize("device", [0, 5])
-def test_one_flipped_bit_is_never_saved_by_default(byte, device, tmp_path, monkeypatch, capsys):
+def test_one_flipped_bit_is_never_saved_by_default(byte, device, tmp_path, monkeypatch, cli):
     """Each replica writes a slice and the checksum is of one replica: a flip would spoil one of the two."""
     original = Step.__call__
 
@@ -160,8 +159,7 @@ def test_one_flipped_bit_is_never_saved_by_default(byte, device, tmp_path, monke
         return original(self, state, batch)
 
     monkeypatch.setattr(Step, "__call__", call)
-    assert main(["train", str(write_config(tmp_path, strategy={"data": 8}))]) == 75
-    said = capsys.readouterr().err
+    said = cli(75, "train", write_config(tmp_path, strategy={"data": 8})).err
     assert "error: Step 8: devices that hold copies of the same array hold other bits:\n  " in said
     assert f"params/layers/0/kernel: cpu:{device} (rank 0) has other bits than cpu:" in said
     assert [each.name for each in (tmp_path / "run" / "checkpoints").iterdir()] == ["4"]

@@ -284,13 +284,12 @@ def test_export_rejects_whole_state_for_hugging_face_runs(tmp_path, capsys):
     assert "the default for a run of this model. Add --to npy, or remove it." in capsys.readouterr().err
 
 
-def test_export_rejects_incompatible_options(tmp_path, capsys):
+def test_export_rejects_incompatible_options(tmp_path, cli):
     folder = leave_run(write_config(tmp_path), steps=(4,))
     for words, message in (
         ([], "model.name='mlp' is not of a Hugging Face family"),
         (["--whole-state"], "--whole-state cannot be used with --to hugging_face"),
         (["--lora", "separate"], "--lora separate cannot be used with --to hugging_face"),
     ):
-        assert main(["export", str(folder), str(tmp_path / "out"), "--to", "hugging_face", *words]) == 2
-        assert message in capsys.readouterr().err
+        assert message in cli(2, "export", folder, tmp_path / "out", "--to", "hugging_face", *words).err
     assert not (tmp_path / "out").exists()

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from spmdkit.configs import load_config
+from spmdkit.configs.schema import EvalConfig
 from spmdkit.runtime.loading.loaded_run import compare_with_log
 from support.runs import write_config
 
@@ -78,5 +79,9 @@ def test_compares_nothing_with_other_data_or_steps(tmp_path):
     data = dataclasses.replace(run.config.data, eval_fraction=0.5)
     other = SimpleNamespace(**{**vars(run), "config": dataclasses.replace(run.config, data=data)})
     assert compare_with_log(other, 100, None, SAME) == (100, None, {}, "", "")
+    fewer = SimpleNamespace(**{**vars(run), "config": dataclasses.replace(run.config, eval=EvalConfig(batches=2))})
+    assert compare_with_log(fewer, 100, None, SAME).logged == SAME, "the log follows the config of the run itself"
+    (tmp_path / "config.yaml").write_text("\t{")
+    assert compare_with_log(run, 100, None, SAME).logged == {}
     (tmp_path / "config.yaml").unlink()
     assert compare_with_log(run, 100, None, SAME).log_rows is None

@@ -85,11 +85,6 @@ def test_stop_between_pauses_evaluates_and_saves_the_next_step(event):
     assert list(played.saved) == [6]
 
 
-def test_stops_before_the_first_step():
-    played = play(Listening(on_train_begin=at(0, lambda run: run.stop("nothing to do"))), steps=12)
-    assert (played.step, played.records) == (0, [])
-
-
 def test_interruption_saves_without_evaluation():
     interrupt = at(3, lambda run: run.interrupt("a file", try_again=True))
     played = play(Listening(on_step_begin=interrupt), losses=[1.0], every=100)
@@ -202,13 +197,3 @@ def test_rejects_invalid_requests():
         play(Listening(on_step_begin=lambda run: run.evaluate()))
     with pytest.raises(UserError, match=r"by=0\): the factor must be a positive, finite number"):
         play(Listening(on_step_begin=lambda run: run.scale_learning_rate(0)))
-
-
-def test_monitoring_callback_requires_evaluations():
-    class Watching:
-        monitors = "eval_loss"
-
-        def on_step_begin(self, run): ...
-
-    with pytest.raises(UserError, match=r"0 \(Watching\) needs eval_loss, but the evaluation split is missing"):
-        play(Watching())

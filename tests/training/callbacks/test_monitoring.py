@@ -87,10 +87,6 @@ def test_rejects_options_out_of_range(cls, options, message):
     assert str(raised.value).startswith(message)
 
 
-def test_accepts_numbers_of_numpy():
-    assert EarlyStopping(patience=np.int64(2), min_delta=np.float32(0.5)).patience == 2
-
-
 def factors(losses, **options):
     """Returns the factor at each evaluation, and the last one."""
     seen = []

@@ -68,11 +68,6 @@ def test_samples_resume_and_drop_repeated_steps(tmp_path):
     assert [each["step"] for each in kept(tmp_path)] == [4, 8, 12]
 
 
-def test_samples_require_a_language_model():
-    with pytest.raises(UserError, match="samples require a model of text"):
-        play(Samples(), losses=[1.0])
-
-
 def traced_steps(folder):
     (file,) = folder.rglob("perfetto_trace.json.gz")
     with gzip.open(file) as text:

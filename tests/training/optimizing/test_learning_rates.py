@@ -65,7 +65,6 @@ PLATEAU_OPTIONS = [
     ({"tolerance": 0}, "optimizer.schedule.tolerance=0 must be positive in float32"),
     ({"patience": 0}, "optimizer.schedule.patience=0 must be at least 1"),
     ({"patience": 10**25}, f"optimizer.schedule.patience={10**25} must be less than 2147483648"),
-    ({"patience": 10**400}, "0 must be less than 2147483648"),
     ({"cooldown": -1}, "optimizer.schedule.cooldown=-1 must be at least 0"),
     ({"window_steps": 0}, "optimizer.schedule.window_steps=0 must be at least 1"),
     ({"decay_steps": 3}, "optimizer.schedule.decay_steps is not an option of plateau"),

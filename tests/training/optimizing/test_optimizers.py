@@ -1,6 +1,3 @@
-import sys
-import types
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -92,13 +89,6 @@ def test_decay_can_be_turned_on_in_a_resumed_run():
 
 
 # The user's own
-
-
-@pytest.fixture
-def user_module(monkeypatch):
-    module = types.ModuleType("mine")
-    monkeypatch.setitem(sys.modules, "mine", module)
-    return lambda **objects: vars(module).update(objects)
 
 
 def test_uses_an_own_optimizer(user_module):

@@ -1,6 +1,7 @@
 """Steps of a run, whatever it is made of: it goes on where it was, under another strategy too, to the same numbers."""
 
 import shutil
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ from spmdkit.launch.cli import main
 from spmdkit.layouts.paths import leaves_with_paths
 from spmdkit.models import TransformerConfig, hugging_face, transformer
 from spmdkit.runtime.build_run import build
+from spmdkit.runtime.training_run import TrainingRun
 from spmdkit.training import loop
 from support.runs import losses, metrics, state_arrays, write_config, write_language_config
 
@@ -18,6 +20,23 @@ CONSTANT = {"learning_rate": 0.01}
 
 def train(config, *overrides: str) -> None:
     assert main(["train", str(config), *overrides]) == 0
+
+
+@pytest.mark.parametrize(
+    ("stopped_after", "end", "is_complete", "code"),
+    [
+        (None, "", True, 0),
+        (7, "finished", True, 0),
+        (4, "finished", False, 0),
+        (7, "interrupted", False, 0),
+        (7, "stopped", False, 75),
+    ],
+)
+def test_ends_of_a_run_that_began_at_step_4(stopped_after, end, is_complete, code):
+    run = object.__new__(TrainingRun)
+    run.start, run.stopped_after = 4, stopped_after
+    run.hooks = SimpleNamespace(conductor=SimpleNamespace(ended=SimpleNamespace(end=end)))  # type: ignore[assignment]
+    assert (run.is_complete, run.exit_code) == (is_complete, code)
 
 
 @pytest.fixture(scope="module")

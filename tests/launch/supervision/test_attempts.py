@@ -1,5 +1,7 @@
 """Attempts of a run, and restarts after a failure."""
 
+import json
+import os
 import signal
 
 import pytest
@@ -9,6 +11,7 @@ from spmdkit.launch.launchers import LaunchJob, LaunchRequest
 from spmdkit.launch.supervision import attempts
 from spmdkit.launch.supervision.attempts import Restarts, find_latest_step, remove_created, run_attempts
 from spmdkit.launch.supervision.blame import Exit, Outcome
+from spmdkit.runtime import ownership
 
 
 def job(folder, **request):
@@ -64,6 +67,13 @@ def test_attempts_that_cannot_be_made_are_counted(tmp_path, monkeypatch, capsys)
     assert printed.count("spmdkit launch: host two does not answer\n") == 3
     assert "not restarted: 2 restarts made no newer checkpoint" in printed
     assert not (tmp_path / "run").exists()
+
+
+def test_starts_nothing_in_a_directory_in_use(tmp_path):
+    parent = ownership.this_process()._replace(pid=os.getppid(), started=ownership.start_of(os.getppid()))
+    (tmp_path / ownership.NAME).write_text(json.dumps(parent._asdict()))
+    with pytest.raises(ownership.DirectoryInUse):
+        run_attempts(job(tmp_path), lambda fresh: pytest.fail("started"))
 
 
 def ended(code, received=None):

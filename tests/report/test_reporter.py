@@ -42,5 +42,5 @@ def test_report_written_before_the_end_is_unfinished(tmp_path: Path, finished, r
 
 def test_training_starts_without_facts_if_they_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr(reporter, "run_facts", lambda *_: make_facts())
-    RunReporter().start(*[None] * 2, tmp_path / "missing")  # type: ignore[arg-type]
+    RunReporter().start(*[None] * 2, tmp_path / "missing")
     assert not list(tmp_path.iterdir())

@@ -73,7 +73,7 @@ def test_what_comes_after_the_step_of_a_resume_is_dropped(tmp_path):
 
 def test_the_scale_of_a_step_is_kept_until_it_is_read(tmp_path):
     recording, *_ = recorder(tmp_path)
-    recording._scales = {1: np.array(0.5), 2: np.array(0.25)}  # type: ignore[dict-item]
+    recording._scales = {1: np.array(0.5), 2: np.array(0.25)}
     assert [recording._scale(step) for step in (1, 2, 2)] == [0.5, 0.25, 1.0]
 
 

@@ -6,16 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
-from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from spmdkit.launch.supervision import workers
-from spmdkit.launch.supervision.blame import Cause, Exit, Outcome
+from spmdkit.launch.supervision.blame import Cause, Outcome
 from spmdkit.launch.supervision.workers import (
     BOUND_VARIABLE,
     GUARD,
@@ -134,24 +131,6 @@ def test_kills_children_of_workers(tmp_path):
     outcome = run([child], tmp_path)
     assert outcome.exit_code == 0
     assert_gone(int(outcome.tails[0][0]))
-
-
-def test_a_signal_leaves_the_time_to_save(monkeypatch):
-    sent, events = [], SimpleQueue()
-    monkeypatch.setattr(workers, "send", lambda _, number: sent.append(number))
-    monkeypatch.setattr(workers, "halted_ranks", lambda _: [])
-    events.put(signal.SIGTERM)
-    threading.Timer(0.3, events.put, [Exit(0, 0)]).start()
-    ended = workers._supervise([None], events, grace=0.0, stop=30.0, leave=1.0)  # type: ignore[list-item]
-    assert (ended, sent) == (([Exit(0, 0, stopped=True)], signal.SIGTERM, []), [signal.SIGTERM])
-
-
-def test_a_signal_that_nohup_ignores_ends_nothing(tmp_path, monkeypatch):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        assert run(["import os; os.kill(os.getppid(), 1)"], tmp_path).signal is None
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 LAUNCHER = f"""

@@ -41,6 +41,12 @@ def test_wrong_bytes_and_missing_files_are_damage(error):
     assert meant.exit_code == 2
 
 
+def test_the_cause_that_orbax_wraps_decides():
+    error = RuntimeError("failed to restore")
+    error.__cause__ = ValueError("CRC differs")
+    assert isinstance(explain(FOLDER, error), DamagedCheckpoint)
+
+
 def test_out_of_memory_is_passed_on():
     for error in (MemoryError(), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")):
         assert explain(FOLDER, error) is error

@@ -51,7 +51,9 @@ def test_a_damaged_checkpoint_is_an_error_only_if_it_was_chosen(run):
     (run / "checkpoints" / "20" / "state" / "manifest.ocdbt").unlink()
     with pytest.raises(DamagedCheckpoint, match="/20 is damaged"):
         inspect(find(str(run), 20))
-    assert [bool(line["problem"]) for line in inspect(find(str(run)))["steps"]] == [False, True, False]
+    found = inspect(find(str(run)))
+    assert [bool(line["problem"]) for line in found["steps"]] == [False, True, False]
+    assert found["newest"]["step"] == 30
 
 
 def test_an_empty_directory_has_no_checkpoints(tmp_path):

@@ -6,6 +6,7 @@ from spmdkit.checkpoints import integrity, restore
 from spmdkit.checkpoints.checksums import read_description
 from spmdkit.checkpoints.directory import find
 from spmdkit.checkpoints.integrity import ByteProgress, summary, verify, verify_one
+from spmdkit.launch.cli import main
 from support.faults import damage
 
 
@@ -37,6 +38,7 @@ def test_damaged_checkpoints_are_named(run):
     assert "/20: DAMAGED\n  " in str(verdicts["20"])
     assert "_METADATA" in str(verdicts["30"])
     assert summary(list(verdicts.values())).startswith("2 of 3 checkpoints damaged: 20, 30. ")
+    assert main(["checkpoint", "verify", str(run)]) == 2
 
 
 @pytest.mark.parametrize("group_bytes", [1, 1 << 20])

@@ -165,6 +165,7 @@ def test_going_back_removes_later_steps(tmp_path):
         checkpoints.save(15, placed(host_state(16), 8, "fsdp", split=True))  # the same step again replaces it
         checkpoints.wait()
         assert_equal(checkpoints.restore(15), host_state(16))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "15"]
 
 
 def test_keeps_requested_steps_in_addition(tmp_path):

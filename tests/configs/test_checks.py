@@ -137,6 +137,8 @@ def test_rejects_steps_after_the_last_synchronization():
     rounds = {"data": option_types()["data"](size=2, local_steps=8)}
     whole, broken = (Config(strategy=rounds, train=TrainConfig(steps=steps)) for steps in (24, 20))
     assert check_devices(whole, 2) == {"data": 2}
+    alone = {"data": option_types()["data"](size=1, local_steps=8)}
+    assert check_devices(replace(broken, strategy=alone), 1) == {"data": 1}, "nothing is synchronized"
     assert problem_of(broken, 2) == (
         "train.steps=20 is not a multiple of strategy.data.local_steps=8: 20 % 8 = 4, and the steps after the last "
         "synchronization would be lost. Set train.steps=16 or train.steps=24."

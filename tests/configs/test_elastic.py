@@ -32,6 +32,7 @@ TABLE = [
     ({"data": -1, "fsdp": 4}, ("fsdp",), 2, 1, 16, {"data": 1, "fsdp": 2}),
     ({"pipe": 2, "tensor": 2, "data": 4}, ("data",), 8, 2, 16, {"pipe": 2, "tensor": 2, "data": 2}),
     ({"data": 1, "fsdp": 1}, BOTH, 4, 1, 16, {"data": 4, "fsdp": 1}),
+    ({"data": 1, "fsdp": 5}, BOTH, 12, 1, 24, {"data": 2, "fsdp": 6}),  # the ratio 6 : 5 is nearer to 1 than 5 : 4
 ]
 
 

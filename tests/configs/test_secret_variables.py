@@ -19,7 +19,7 @@ SECTION = f"launch.environment={{HF_TOKEN: {VALUE}, NCCL_DEBUG: WARN}}"
 
 
 def test_redacts_only_secrets():
-    secrets = ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_KEY", "PGPASSWORD", "DB_PASS", "SECRET2"]
+    secrets = ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_KEY", "PGPASSWORD", "DB_PASS", "SECRET2", "hf_token"]
     others = ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "NCCL_BYPASS", "KEYBOARD"]
     assert [name for name in (*secrets, *others) if is_secret(name)] == secrets
     assert redact(dict.fromkeys(secrets + others, VALUE)) == dict.fromkeys(secrets) | dict.fromkeys(others, VALUE)

@@ -36,7 +36,7 @@ def test_the_sequence_of_the_docstring():
 
 @pytest.mark.parametrize(
     ("weights", "whole"),
-    [((0.7, 0.3), (7, 3)), ((2, 4, 6), (1, 2, 3)), ((1, 1e-4), (10000, 1)), ((0.1, 0.2, 0.7), (1, 2, 7)), ((9,), (1,))],
+    [((0.7, 0.3), (7, 3)), ((2, 4, 6), (1, 2, 3)), ((1, 1e-4), (10000, 1)), ((9,), (1,)), ((2**16 - 1, 1),) * 2],
 )
 def test_weights_are_the_decimals_that_are_written(weights, whole):
     assert whole_weights(weights, "weights") == whole

@@ -77,6 +77,7 @@ NAN, INF = float("nan"), float("inf")
     [
         (rows(targets=np.arange(12)), CLASSES, "targets of example 10 is 10; model.classes=10 allows 0 .. 9."),
         (rows(targets=with_value(np.ones(12, int), 3, -1)), CLASSES, "targets of example 3 is -1; model.classes=10"),
+        (rows(targets=np.full(12, -1), weights=np.full(12, 0.5)), CLASSES, "targets of example 0 is -1; model.classes"),
         (rows(targets=np.full(12, 255, np.uint8)), CLASSES, "targets of example 0 is 255; model.classes=10"),
         (rows(targets=np.full(12, 2**63, np.uint64)), CLASSES, "is 9223372036854775808; model.classes=10"),
         (

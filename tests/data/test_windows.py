@@ -65,6 +65,8 @@ def test_rejects_ids_outside_vocabulary():
     windows.take(np.arange(22))
     with pytest.raises(BadDataError, match=r"s1 contains token id 1004; data\.vocabulary=1000 allows 0 \.\. 999"):
         windows.take(np.array([0, 22]))
+    with pytest.raises(BadDataError, match=r"It is token 4 of this split's part of the file, in example 22\."):
+        windows.take(np.array([22]))
 
 
 @pytest.mark.parametrize(("dtype", "value"), [(np.int64, -1), (np.int64, 2**32 + 1), (np.uint32, 2**31 + 1)])

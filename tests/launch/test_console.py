@@ -6,7 +6,7 @@ import os
 import resource
 import sys
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 from spmdkit.launch import console
@@ -58,6 +58,20 @@ def test_ignored_failure_is_a_warning(monkeypatch):
         ignore_output_errors()
         sys.stdout.write("losses")
     assert said.getvalue() == ("warning: the standard output: No space left on device; nothing more is printed there\n")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_only_a_terminal_may_be_gone(is_terminal, monkeypatch):
+    class Gone(Full):
+        def write(self, text):
+            raise OSError(errno.EIO, "Input/output error")
+
+        def isatty(self):
+            return is_terminal
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    with nullcontext() if is_terminal else pytest.raises(OSError, match="Input/output error"), open_console():
+        sys.stdout.write("losses")
 
 
 def test_rejects_too_few_addresses(monkeypatch):

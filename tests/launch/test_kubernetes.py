@@ -26,6 +26,13 @@ def test_dry_run_prints_the_manifest(small, capsys):
     assert jobset["spec"]["failurePolicy"]["maxRestarts"] == 2
 
 
+@pytest.mark.parametrize(("root", "in_pod"), [("/shared/code", "/shared/code"), ("/home/me", "/shared")])
+def test_root_in_a_pod(root, in_pod, small, capsys):
+    assert main(["launch", str(small), f"run.root={root}", "--on", "kubernetes", "--dry-run"]) == 0
+    config_map, _ = yaml.safe_load_all(capsys.readouterr().out)
+    assert yaml.safe_load(config_map["data"]["config.yaml"])["run"]["root"] == in_pod
+
+
 def test_without_kubectl(small, tmp_path, cli, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert "error: kubectl is not installed on this machine" in cli(2, "launch", small, "--on", "kubernetes").err

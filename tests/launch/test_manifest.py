@@ -187,6 +187,7 @@ def test_config_map_contains_the_whole_config(config, tmp_path):
     ("changed", "message"),
     [
         ({"kubernetes": {"mount": "/config"}}, "kubernetes.mount='/config' must be an absolute"),
+        ({"kubernetes": {"mount": "/a/../b"}}, "kubernetes.mount='/a/../b' must be an absolute"),
         ({"kubernetes": {"memory": "64"}}, "launch.kubernetes.memory='64' must be a number with a unit"),
         ({"kubernetes": {"secrets": ["A b"]}}, "launch.kubernetes.secrets='A b' is not a valid name"),
         ({"kubernetes": {"service_account": "A"}}, "launch.kubernetes.service_account='A' is not a valid name"),

@@ -81,11 +81,13 @@ def test_assigns_gpus_to_processes(gpus, visible, local, folder):
     found = [ssh.slot_variables(job, hosts, slot, 1) for slot in ssh.list_slots(hosts)]
     assert [each.get("CUDA_VISIBLE_DEVICES") for each in found] == visible
     assert [each.get("SPMDKIT_LOCAL_RANK") for each in found] == local
+    assert [each.get("SPMDKIT_LOCAL_PROCESSES") for each in found] == [rank and "2" for rank in local]
 
 
 def test_hosts_by_rank_and_the_coordinator(folder):
     assert ssh.describe_hosts(read(folder)) == "3 processes: me@one ranks 0 and 1, two rank 2"
     assert ssh.coordinator_host(read(folder, "hosts: [me@gpu1]")) == "127.0.0.1"
+    assert ssh.coordinator_host(read(folder, "hosts: [{name: gpu1, address: 10.0.0.1}]")) == "10.0.0.1"
     assert ssh.coordinator_host(read(folder, "hosts: [me@gpu1, gpu2]")) == "gpu1"
 
 

@@ -84,7 +84,7 @@ def test_coinciding_lines_take_turns_in_stripes():
     """Without stripes, the second of two equal lines hides the first."""
     points = [(10, 4.5), (20, 3.25), (30, 2.125)]
     nearly, other = (
-        [(step, change(value)) for step, value in points] for change in (lambda v: v * (1 + 1e-7), lambda v: v + 0.5)
+        [(step, change(value)) for step, value in points] for change in (lambda v: v * (1 + 1e-7), lambda v: v + 0.05)
     )
     drawn = chart(Series("a", points), Series("b", nearly), Series("c", other))
     assert drawn["notes"] == ["in stripes, the same curve: a, b"]

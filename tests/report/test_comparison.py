@@ -48,6 +48,7 @@ def test_every_figure_is_in_the_column_of_its_run(page):
     assert found["eval_accuracy"] == ["–", "0.4"]
     assert "rows per second, median" not in found
     assert best(html)[:3] == ["1.5000", "2.0000", "2.0000"]
+    assert "27 MiB" not in best(html), "the only one is not the best"
     assert 'aria-label="steps that count 80.0 %, blocked by saves 20.0 %"' in html
     assert html.count('<div class="parts"') == 1, "only the run with a known time split"
 

@@ -60,6 +60,7 @@ def test_array_is_drawn_with_its_parts_beside_the_mesh():
     html = render("array", drawn)
     colors = re.findall(r'<rect class="part" style="--h:([\d.]+)"', html)
     assert len(set(colors)) == html.count("<rect") == 4
+    assert len(draw_array(row(mesh, (None, None, "fsdp"), (64, 32, 4)))["pieces"]) == 4, "the split dim is drawn"
     assert re.findall(r'class="device part" style="--h:([\d.]+)"', html) == colors * 2, "each part has one color"
 
 

@@ -4,12 +4,13 @@ import re
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import pytest
 from spmdkit.layouts.resolve import resolve
 from spmdkit.mesh.device_mesh import DeviceMesh
 from spmdkit.parallel.collectives import Collective
 from spmdkit.parallel.schedule.builders import make_schedule
-from spmdkit.report.page import MAX_SAMPLES, write_report
+from spmdkit.report.page import MAX_SAMPLES, figures_of, write_report
 from spmdkit.report.time_course import course_of
 from spmdkit.runtime.goodput import Goodput
 from support.reports import COLLECTIVES, COSTS, METRICS, Page, make_facts, make_record, table_on
@@ -76,6 +77,17 @@ def test_loss_above_a_reference_is_bad_and_rows_replace_tokens(report):
     assert Page(html).text("bad") == "0.0188 above bigram (2.4812)"
     assert tiles(html)["rows per second"] == ("500", "median|")
     assert "tokens per second" not in tiles(html)
+
+
+def test_draws_one_of_the_whole_arrays(report):
+    table = resolve({"a": jnp.zeros(8), "b": jnp.zeros((8, 8))}, DeviceMesh.simulated(8, data=8))
+    assert re.findall(r'aria-label="(\S+) in \d parts?"', report(facts=make_facts(table=table))) == ["b"]
+
+
+def test_draws_the_speed_that_counts():
+    assert set(figures_of([{"tokens_per_second": 1.0, "rows_per_second": 2.0}])) == {
+        "rows_per_second", "grad_norm", "learning_rate",
+    }  # fmt: skip
 
 
 def test_shows_own_metrics(report):

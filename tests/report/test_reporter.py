@@ -7,6 +7,7 @@ import pytest
 from spmdkit.layouts.resolve import resolve
 from spmdkit.mesh.device_mesh import DeviceMesh
 from spmdkit.parallel.schedule.builders import make_schedule
+from spmdkit.report import reporter
 from spmdkit.report.reporter import RunReporter, step_costs
 from spmdkit.report.run_facts import write_facts
 from spmdkit.runtime.explain import Explanation
@@ -37,3 +38,9 @@ def test_report_written_before_the_end_is_unfinished(tmp_path: Path, finished, r
     assert RunReporter().is_finished(tmp_path, 12) == reported
     os.utime(report, (1, 1))
     assert not RunReporter().is_finished(tmp_path, 12), "the report is older than the checkpoint"
+
+
+def test_training_starts_without_facts_if_they_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(reporter, "run_facts", lambda *_: make_facts())
+    RunReporter().start(*[None] * 2, tmp_path / "missing")
+    assert not list(tmp_path.iterdir())

@@ -13,7 +13,11 @@ def test_read_returns_what_was_written(tmp_path):
     end = {"finished": 7, "figures": {"bigram_loss": 2.5}, "measured": {"device": 99}, "sample": "text é"}
     costs = replace(COSTS, unexpected=("all-reduce over data: none predicted",), schedule=make_schedule("zbv", 2, 4))
     written = make_facts(**end, costs=costs)
+    write_facts(tmp_path, make_facts())
+    before = (tmp_path / NAME).open()
     write_facts(tmp_path, written)
+    with before:
+        assert '"finished":30' in before.read(), "replaced, not overwritten: a reader sees one or the other"
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
     found = read_facts(tmp_path)
     assert found is not None

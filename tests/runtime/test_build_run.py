@@ -1,14 +1,17 @@
 """A run built from its config: everything is abstract until it starts."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
 from spmdkit.configs import ConfigError, load_config
-from spmdkit.data import from_arrays, open_splits
+from spmdkit.data import Splits, from_arrays, open_splits
 from spmdkit.data.value_ranges import Limit, Limits
 from spmdkit.mesh.errors import UserError
 from spmdkit.parallel import BlockModel
-from spmdkit.runtime.build_run import build, model_limits, prepare_devices
+from spmdkit.runtime import build_run
+from spmdkit.runtime.build_run import build, choose_evenly, data_facts, model_limits, prepare_devices
 from support.runs import write_config, write_language_config
 
 
@@ -23,6 +26,20 @@ def test_nothing_is_computed(tmp_path):
     kernel = state.params["layers"][0]["kernel"]
     assert kernel.sharding.shard_shape(kernel.shape) == (16, 32)
     assert not (tmp_path / "run").exists()
+
+
+def test_chooses_as_many_devices_of_each_process(monkeypatch):
+    devices = [SimpleNamespace(platform="cpu", id=number, process_index=number // 4) for number in range(8)]
+    monkeypatch.setattr(build_run, "physical_order", lambda _: devices)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert choose_evenly(4) == ["cpu:0", "cpu:1", "cpu:4", "cpu:5"]
+
+
+def test_only_numbers_are_features():
+    tokens = Splits([{"inputs": np.zeros(8, np.int32)}], None, 256, "")
+    assert data_facts(tokens, 8) == {"vocabulary": 256, "length": 8}
+    numbers = Splits([{"inputs": np.zeros(5, np.float32)}], None, None, "")
+    assert data_facts(numbers, 8) == {"length": 8, "features": 5}
 
 
 def test_the_data_tells_sizes(tmp_path):

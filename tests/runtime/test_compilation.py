@@ -56,13 +56,15 @@ def test_keeps_directory_of_the_environment(monkeypatch):
     assert cache_directory("/mine", on_cpu=True).path.startswith("/mine/")
 
 
-@pytest.mark.parametrize(("cache", "seconds"), [("", 1.0), ("mine", 0.0)])
+@pytest.mark.parametrize(("cache", "variable", "seconds"), [("", "", 1.0), ("mine", "", 0.0), ("mine", "1", 1.0)])
 def test_stores_small_programs_outside_the_directory_of_the_environment(
-    cache, seconds, unconfigured, monkeypatch, tmp_path
+    cache, variable, seconds, unconfigured, monkeypatch, tmp_path
 ):
     name = "jax_persistent_cache_min_compile_time_secs"
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "given"))
-    monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)
+    monkeypatch.delenv(name.upper(), raising=False)
+    if variable:
+        monkeypatch.setenv(name.upper(), variable)
     before = getattr(jax.config, name)
     jax.config.update(name, 1.0)
     try:
@@ -213,6 +215,7 @@ def test_double_buffering_is_off_if_gradients_are_summed_in_the_loop():
     always = {LATENCY_HIDING: True, MEMORY_LIMIT: 1000}
     assert default_options(laid_out({"data": 2})) == always
     assert default_options(laid_out({"data": 2, "tensor": 2}, "gpu")) == always
+    assert default_options(laid_out({"pipe": 2})) == always, "the schedule is a loop too"
     assert default_options(laid_out({"tensor": 2})) == always | {DOUBLE_BUFFERING: True}
 
 

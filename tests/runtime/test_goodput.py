@@ -89,6 +89,17 @@ def test_time_of_a_step_that_is_not_done_counts_as_step(tmp_path):
     assert (found.seconds["step"], found.seconds["lost"], found.lost_steps) == pytest.approx((0.3, 0.2, 2))
 
 
+def test_steps_after_a_rollback_count_from_its_checkpoint(tmp_path):
+    path = tmp_path / "goodput.jsonl"
+    ledger = Ledger(path, step=0, began=1000.0)
+    ledger.add(10, {"step": 1.0})
+    ledger.roll_back(4, 10)
+    ledger.add(6, {"step": 0.2})
+    assert [(each["kind"], each["from"], each["to"]) for each in lines(path)[1:]] == [
+        ("step", 1, 10), ("lost", 5, 10), ("step", 5, 6),
+    ]  # fmt: skip
+
+
 def test_an_end_in_order_is_no_restart(tmp_path, clock):
     path = tmp_path / "goodput.jsonl"
     first_start(path, ended=True)
@@ -105,7 +116,7 @@ def test_a_line_cut_short_is_left_out_and_the_next_stands_alone(tmp_path):
     path.write_text(whole[:-20])
     ledger = Ledger(path, step=4, began=1006.0)
     ledger.add(4, {"start": 1.0})
-    assert read_goodput(path).starts == 2
+    assert (read_goodput(path).starts, read_goodput(path).seconds["restart"]) == (2, 1.0)
     assert path.read_text().splitlines()[-1].startswith('{"kind": "start"')
 
 

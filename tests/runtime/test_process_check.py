@@ -7,8 +7,16 @@ import jax
 import pytest
 from spmdkit.configs import load_config
 from spmdkit.mesh.compat import jax_settings
+from spmdkit.runtime import ownership
 from spmdkit.runtime import process_check as agreement
-from spmdkit.runtime.process_check import Disagreement, agree_on_config, agree_on_start, numeric_settings
+from spmdkit.runtime.process_check import (
+    Disagreement,
+    NotShared,
+    agree_on_config,
+    agree_on_start,
+    check_shared,
+    numeric_settings,
+)
 from spmdkit.runtime.provenance import Provenance
 from support.runs import write_config
 
@@ -87,6 +95,17 @@ def test_reads_flags_as_xla_does(tmp_path):
     (tmp_path / "flags").write_text(text)
     assert numeric_settings({"XLA_FLAGS": text}, {}) == expected
     assert numeric_settings({"XLA_FLAGS": str(tmp_path / "flags")}, {}) == expected
+    assert numeric_settings({"NVIDIA_TF32_OVERRIDE": "0"}, {}) == {"NVIDIA_TF32_OVERRIDE": "0"}
+
+
+def test_refuses_the_directory_of_another_run(tmp_path, monkeypatch):
+    (tmp_path / ownership.NAME).write_text(json.dumps(ownership.this_process()._asdict()))
+    owner = json.dumps(["another token", ownership.this_place()])
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(agreement, "broadcast_text", lambda *_, **options: owner)
+    monkeypatch.setattr(agreement, "exchange", lambda _, text, **options: ["yes", text])
+    with pytest.raises(NotShared, match="is not shared between ranks 0 and 1"):
+        check_shared(tmp_path, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,8 @@ def test_finds_the_whole_package(name, tmp_path, monkeypatch):
 def test_directories_that_begin_like_those_of_packages_are_not_installed(config, monkeypatch):
     monkeypatch.setattr(provenance, "INSTALLED", (f"{str(config.parent)[:-1]}{os.sep}",))
     assert "layers_of_mine" in provenance_of_config(config).code
+    monkeypatch.setattr(provenance, "INSTALLED", (f"{config.parent}{os.sep}",))
+    assert set(provenance_of_config(config).code) == {"model_of_mine", "optimizer_of_mine"}, "as in a .venv beside them"
 
 
 @pytest.mark.parametrize("name", ["__main__", "__mp_main__"])

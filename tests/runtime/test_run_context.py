@@ -61,6 +61,12 @@ def test_operations_of_a_model_that_says_how_many_it_has(tmp_path):
     assert not (tmp_path / "metrics.jsonl").exists(), "it was not opened"
 
 
+def test_the_scale_of_a_step_is_kept_until_it_is_read(tmp_path):
+    recording, *_ = recorder(tmp_path)
+    recording._scales = {1: np.array(0.5), 2: np.array(0.25)}
+    assert [recording._scale(step) for step in (1, 2, 2)] == [0.5, 0.25, 1.0]
+
+
 PLATEAU = {"name": "plateau", "patience": 1, "window_steps": 1, "tolerance": 0.9, "factor": 0.5}
 """A loss that does not fall to a tenth of the lowest within a step halves the rate: from the second step on, always."""
 

@@ -1,12 +1,17 @@
 """Steps of a run, whatever it is made of: it goes on where it was, under another strategy too, to the same numbers."""
 
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from spmdkit.configs import load_config
+from spmdkit.checkpoints.manager import Restored
+from spmdkit.configs import Config, load_config
 from spmdkit.launch.cli import main
+from spmdkit.mesh.errors import UserError
+from spmdkit.parallel.step.loss_scaling import MAX_CONSECUTIVE_SKIPS
 from spmdkit.runtime.build_run import build
+from spmdkit.runtime.training_run import TrainingRun
 from spmdkit.training import loop
 from support.runs import losses, metrics, write_config, write_language_config
 
@@ -15,6 +20,34 @@ CONSTANT = {"learning_rate": 0.01}
 
 def train(config, *overrides: str) -> None:
     assert main(["train", str(config), *overrides]) == 0
+
+
+@pytest.mark.parametrize(
+    ("stopped_after", "end", "is_complete", "code"),
+    [(None, "", True, 0), (7, "finished", True, 0), (4, "finished", False, 0), (7, "interrupted", False, 0)],
+)
+def test_ends_of_a_run_that_began_at_step_4(stopped_after, end, is_complete, code):
+    run = object.__new__(TrainingRun)
+    run.start, run.stopped_after = 4, stopped_after
+    run.hooks = SimpleNamespace(conductor=SimpleNamespace(ended=SimpleNamespace(end=end)))
+    assert (run.is_complete, run.exit_code) == (is_complete, code)
+
+
+def test_dynamic_loss_scaling_may_skip_many_steps(tmp_path):
+    run = object.__new__(TrainingRun)
+    run.built = SimpleNamespace(config=load_config(write_config(tmp_path), ["precision.compute=float16"]))
+    assert run.max_skipped == MAX_CONSECUTIVE_SKIPS
+
+
+def test_resume_compares_the_position_of_the_data(tmp_path):
+    run = object.__new__(TrainingRun)
+    run.start, run.folder, run.built = 4, tmp_path, SimpleNamespace(config=Config())
+    run.display, run.hooks = SimpleNamespace(message=print), SimpleNamespace(seen=SimpleNamespace())
+    notes, run.rollbacks = {"data": {"batches": 5, "left_out": []}}, SimpleNamespace(left_out=())
+    found = Restored(4, None, {})
+    run.checkpoints = SimpleNamespace(restore_newest=lambda *_: found, notes=lambda step: notes)
+    with pytest.raises(UserError, match="step 4 was saved after 5 batches of the data"):
+        run.first_state()
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,7 @@ def test_a_new_image_moves_no_other_between_the_splits(photos):
 
 
 def test_gray_images_have_one_channel_and_are_scaled(tmp_path):
-    write(tmp_path / "photos" / "a" / "1.png", 51, (8, 8), "L")
+    write(tmp_path / "photos" / "a" / "1.PNG", 51, (8, 8), "L")
     write(tmp_path / "photos" / "b" / "2.png", 102, (5, 9), "L")
     splits = open_splits(config(tmp_path / "photos", image_size=4, eval_fraction=0.0))
     batch = take(splits.train, np.array([1, 0]))

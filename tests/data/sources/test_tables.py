@@ -58,6 +58,12 @@ def test_targets_of_both_files_have_one_numbering_and_dtype(rows, held_out, dtyp
     assert [(each.dtype.name, float(each)) for each in found] == [(dtype, target) for target in targets]
 
 
+def test_large_integers_are_not_wrapped(tmp_path):
+    (tmp_path / "train.csv").write_text(f"x,y\n1,{2**31}\n")
+    with pytest.raises(BadDataError, match="2147483648, which does not fit int32"):
+        open_splits(config(tmp_path / "train.csv", target="y", columns=(), eval_fraction=0.0))
+
+
 def test_reads_the_same_from_parquet_and_tsv(tmp_path):
     from pyarrow import csv, parquet
 

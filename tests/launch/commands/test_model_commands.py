@@ -32,6 +32,7 @@ def test_prints_run_data_and_loss(untrained, cli):
         (["--batches", "1"], "evaluation split: 16 of 420 rows, 1 batch of 16", "is of 32 rows"),
         (["eval.batches=0"], "evaluation split: all 420 rows, 27 batches of 16", "is of 32 rows"),
         (["--split", "train", "--batches", "3"], "train split: 48 of 7,772 rows, 3 batches of 16", ""),
+        (["--split", "train", "--batches", "9", "train.global_batch=4096"], "train split: all 7,772 rows", ""),
     ],
 )
 def test_prints_the_rows_of_result_and_log(words, split, log, untrained, cli):

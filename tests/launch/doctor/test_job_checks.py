@@ -41,6 +41,7 @@ def test_notes_a_proxy():
 def test_checks_the_run_dir(tmp_path, monkeypatch):
     found = check_run_dir(tmp_path / "not" / "there")
     assert (found.name, found.level, list(tmp_path.iterdir())) == ("run.dir", "ok", [])
+    assert job_checks.existing_part(tmp_path / "not" / "there" / "yet") == tmp_path
     (tmp_path / "file").write_text("")
     found = check_run_dir(tmp_path / "file" / "run")
     assert (found.level, "is a file" in found.found) == ("wrong", True)

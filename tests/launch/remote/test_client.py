@@ -74,6 +74,14 @@ def test_passes_signals_on(number, tmp_path):
     assert process.returncode == 75
 
 
+def test_signal_before_the_connection_starts_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    stopped = client.Client("gpu1", ["touch", str(tmp_path / "began")], {"delay": 0.0, "token": "x"})
+    stopped._pass_on(signal.SIGTERM)
+    assert stopped.run() == 75
+    assert not (tmp_path / "began").exists()
+
+
 @pytest.mark.parametrize("whole_group", [True, False])
 def test_kills_the_process_if_it_is_killed(whole_group, tmp_path):
     process = start(waiting(tmp_path / "pid"))

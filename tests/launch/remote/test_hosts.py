@@ -39,6 +39,8 @@ def test_reads_names(tmp_path):
     hosts = read_hosts(write(tmp_path, "hosts: [gpu1, me@10.0.0.2, 'fe80::1%eth0']"))
     assert [host.reached_at for host in hosts.hosts] == ["gpu1", "10.0.0.2", "fe80::1%eth0"]
     assert hosts.num_processes == 3
+    servers = read_hosts(write(tmp_path, "hosts: [{name: gpu1, port: 22}, {name: gpu1, port: 2222}]"))
+    assert [host.port for host in servers.hosts] == [22, 2222], "the containers of one host"
 
 
 WRONG = {

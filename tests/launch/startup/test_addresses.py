@@ -132,6 +132,7 @@ PROXY = {"http_proxy": "http://proxy:3128"}
         ({**PROXY, "grpc_proxy": "http://other"}, "grpc_proxy"),
         ({**PROXY, "no_proxy": "localhost, host0"}, ""),
         ({**PROXY, "no_proxy": "*"}, "http_proxy"),  # gRPC knows no star
+        ({**PROXY, "no_proxy": "x,st0"}, ""),  # and compares suffixes
         ({**PROXY, "no_grpc_proxy": "other", "no_proxy": "host0"}, "http_proxy"),
         ({"HTTP_PROXY": "http://proxy"}, ""),  # nor capitals
     ],

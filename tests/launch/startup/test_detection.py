@@ -127,6 +127,12 @@ def test_records_the_variable_of_each_value():
     assert job.nodes == ("n1", "n2", "n7")
 
 
+def test_launcher_around_a_complete_job_gives_no_identity():
+    job = find_job(variables(f"{OPEN_MPI} SPMDKIT_JOB_ADDRESSES=n1:5 SPMDKIT_NUM_PROCESSES=2 SPMDKIT_PROCESS_ID=1"))
+    assert job is not None
+    assert (job.local_processes, job.identity) == (2, ""), "maybe it is not set in all processes"
+
+
 def test_addresses_of_all_processes_give_their_hosts():
     job = find_job(variables(KERAS))
     assert job is not None

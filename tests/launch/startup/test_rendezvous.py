@@ -237,6 +237,13 @@ def test_reports_another_program_at_the_address(ranks, greeting, monkeypatch):
         connection.close()
 
 
+def test_two_foreign_programs_with_a_free_port_between_them_are_not_one(ranks):
+    waiting = rendezvous.Participant(ranks.job, Hello("", "", 3, 1, "here", 7, {}), 20, ranks.said.append)
+    waiting._foreign_since = time.monotonic() - 60
+    assert waiting._connect() is None
+    waiting._check_foreign()  # raises for the same program
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_rejects_an_unknown_host(ranks, rank):
     unknown = Address("no-such-host.invalid", 80)

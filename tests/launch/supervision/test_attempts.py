@@ -1,14 +1,19 @@
 """Attempts of a run, and restarts after a failure."""
 
+import json
+import os
 import signal
+import threading
+from queue import SimpleQueue
 
 import pytest
 from spmdkit.configs.launch_config import LaunchConfig
 from spmdkit.configs.schema import Timeouts
 from spmdkit.launch.launchers import LaunchJob, LaunchRequest
-from spmdkit.launch.supervision import attempts
+from spmdkit.launch.supervision import attempts, workers
 from spmdkit.launch.supervision.attempts import Restarts, find_latest_step, remove_created, run_attempts
 from spmdkit.launch.supervision.blame import Exit, Outcome
+from spmdkit.runtime import ownership
 
 
 def job(folder, **request):
@@ -64,6 +69,31 @@ def test_attempts_that_cannot_be_made_are_counted(tmp_path, monkeypatch, capsys)
     assert printed.count("spmdkit launch: host two does not answer\n") == 3
     assert "not restarted: 2 restarts made no newer checkpoint" in printed
     assert not (tmp_path / "run").exists()
+
+
+def test_starts_nothing_in_a_directory_in_use(tmp_path):
+    parent = ownership.this_process()._replace(pid=os.getppid(), started=ownership.start_of(os.getppid()))
+    (tmp_path / ownership.NAME).write_text(json.dumps(parent._asdict()))
+    with pytest.raises(ownership.DirectoryInUse):
+        run_attempts(job(tmp_path), lambda fresh: pytest.fail("started"))
+
+
+def test_a_signal_leaves_the_time_to_save(monkeypatch):
+    sent, events = [], SimpleQueue()
+    monkeypatch.setattr(workers, "send", lambda _, number: sent.append(number))
+    monkeypatch.setattr(workers, "halted_ranks", lambda _: [])
+    events.put(signal.SIGTERM)
+    threading.Timer(0.3, events.put, [Exit(0, 0)]).start()
+    found = workers._supervise([None], events, grace=0.0, stop=30.0, leave=1.0)
+    assert (found, sent) == (([Exit(0, 0, stopped=True)], signal.SIGTERM, []), [signal.SIGTERM])
+
+
+def test_handles_no_signal_that_nohup_ignores(tmp_path, monkeypatch):
+    handled = []
+    monkeypatch.setattr(signal, "getsignal", {signal.SIGHUP: signal.SIG_IGN}.get)
+    monkeypatch.setattr(signal, "signal", lambda number, _: handled.append(number))
+    workers.run_processes([], tmp_path)
+    assert set(handled) == {*workers.SIGNALS} - {signal.SIGHUP}
 
 
 def ended(code, received=None):

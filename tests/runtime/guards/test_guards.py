@@ -42,6 +42,10 @@ def test_what_is_off_stands_in_no_ones_way(tmp_path):
     assert (guards.after_step, guards.waited) == (None, None)
     guards.compare(1, ())
     guards.done(1)
+    forgotten = []
+    guards._replicas = SimpleNamespace(forget=lambda: forgotten.append(True))
+    guards.suspend()
+    assert forgotten, "the sums of a state before a rollback are not judged after it"
 
 
 @pytest.mark.parametrize("name", ["step", "first_step", "evaluation", "save"])

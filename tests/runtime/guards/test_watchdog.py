@@ -53,6 +53,7 @@ def test_who_waits_for_a_slow_save_does_not_end_the_run():
     assert not deadlines.may_go_on(Note(6, "save", 31), waiting)
     assert not deadlines.may_go_on(Note(6, "step", 5), waiting), "no longer deadline than its own"
     assert not Deadlines(Timeouts(step=0)).passed(Note(1, "step", 10**6)), "0 = for ever"
+    assert Deadlines(Timeouts(step=0, evaluation=5)).may_go_on(Note(7, "step", 99), Note(7, "evaluation", 6))
 
 
 def test_what_is_under_way_is_noted():

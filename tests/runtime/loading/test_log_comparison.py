@@ -77,8 +77,10 @@ def test_compares_nothing_with_other_data_or_steps(tmp_path):
     run = loaded(tmp_path)
     assert compare_with_log(loaded(tmp_path, step=9), 100, None, SAME).logged == {}
     data = dataclasses.replace(run.config.data, eval_fraction=0.5)
-    other = SimpleNamespace(**{**vars(run), "config": dataclasses.replace(run.config, data=data)})
-    assert compare_with_log(other, 100, None, SAME) == (100, None, {}, "", "")
+    elsewhere = dataclasses.replace(run.config.run, root="/elsewhere")
+    for changes in ({"data": data}, {"run": elsewhere}):
+        other = SimpleNamespace(**{**vars(run), "config": dataclasses.replace(run.config, **changes)})
+        assert compare_with_log(other, 100, None, SAME) == (100, None, {}, "", "")
     fewer = SimpleNamespace(**{**vars(run), "config": dataclasses.replace(run.config, eval=EvalConfig(batches=2))})
     assert compare_with_log(fewer, 100, None, SAME).logged == SAME, "the log follows the config of the run itself"
     (tmp_path / "config.yaml").write_text("\t{")

@@ -68,14 +68,15 @@ def test_what_cannot_be_written_is_told_first(tmp_path):
     assert check_rows_file(tmp_path / "out.npz", force=True) == tmp_path / "out.npz"
 
 
-@pytest.mark.parametrize("path", ["checkpoints/out.npz", "x/../checkpoints/4/out.npz", "link/out.npz", "logs/out.npz"])
+@pytest.mark.parametrize("path", ["checkpoints/o.npz", "x/../checkpoints/4/o.npz", "../link/o.npz", "logs/o.npz"])
 def test_rejects_paths_among_the_files_of_a_run(path, tmp_path):
+    run = tmp_path / "run"
     for name in ("checkpoints/4", "logs", "x"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "link").symlink_to(tmp_path / "checkpoints")
-    check_rows_file(tmp_path / "checkpoints/out.npz", force=False)  # not a run yet
-    (tmp_path / "config.yaml").touch()
-    (tmp_path / "metrics.jsonl").touch()
+        (run / name).mkdir(parents=True)
+    (tmp_path / "link").symlink_to(run / "checkpoints")
+    check_rows_file(run / "checkpoints/out.npz", force=False)  # not a run yet
+    (run / "config.yaml").touch()
+    (run / "metrics.jsonl").touch()
     with pytest.raises(UserError, match=r"which belongs to the run in .*Choose another path"):
-        check_rows_file(tmp_path / path, force=True)
-    assert check_rows_file(tmp_path / "x/out.npz", force=False).name == "out.npz"
+        check_rows_file(run / path, force=True)
+    assert check_rows_file(run / "x/out.npz", force=False).name == "out.npz"

@@ -21,6 +21,11 @@ ADAPTERS = {
     "plain": ("lora/blocks/up", "lora/head/out"),
 }
 
+TWO_MATRICES = Model(
+    init=lambda key: dict.fromkeys(("one", "two"), jnp.ones((32, 32), jnp.bfloat16)),
+    loss=lambda params, batch, key: (jnp.zeros(()), jnp.ones(())),
+)
+
 
 def at(params, path):
     return dict(leaves_with_paths(params))[path]
@@ -100,6 +105,19 @@ def test_it_starts_at_the_loss_of_its_base(kind):
     for (a, b), size in zip(adapters_of(kind, params), (toy.WIDTH, toy.WIDTH), strict=True):
         assert not b.any()
         assert 0.7 < float(jnp.std(a)) * size**0.5 < 1.3
+
+
+def test_each_matrix_has_its_own_adapter():
+    params = LoRA(TWO_MATRICES, LoRAConfig(match=(".*",))).model.init(jax.random.key(0))
+    assert (at(params, "lora/one/a") != at(params, "lora/two/a")).all()
+
+
+def test_merging_rounds_the_sum_once():
+    lora = LoRA(TWO_MATRICES, LoRAConfig(rank=8, alpha=8.0, match=("one",)))
+    params = lora.model.init(jax.random.key(0))
+    params["lora"]["one"]["b"] = jax.random.normal(jax.random.key(1), (8, 32))
+    product = at(params, "lora/one/a") @ at(params, "lora/one/b")
+    np.testing.assert_array_equal(lora.merge(params)["one"], (1 + product).astype(jnp.bfloat16))
 
 
 @pytest.mark.slow

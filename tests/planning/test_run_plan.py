@@ -9,6 +9,8 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import pytest
@@ -17,7 +19,7 @@ from spmdkit.launch.cli import main
 from spmdkit.mesh import list_devices, targets
 from spmdkit.planning import run_plan
 from spmdkit.planning.kernel_time import EFFICIENCY
-from spmdkit.planning.run_plan import plan_run
+from spmdkit.planning.run_plan import plan_run, tokens_per_device
 from spmdkit.runtime.build_run import build
 from spmdkit.runtime.compilation import DOUBLE_BUFFERING
 
@@ -41,6 +43,15 @@ gpus_per_host: 8
 link: 8.0e+9
 network: 1.0e+9
 """
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "tokens"), [((16, 32), "int32", 64), ((16, 32), "float32", 0), ((16,), "int32", 0)]
+)
+def test_only_integers_for_positions_are_tokens(shape, dtype, tokens):
+    layouts = SimpleNamespace(mesh=SimpleNamespace(size=8))
+    built: Any = SimpleNamespace(batch={"targets": jax.ShapeDtypeStruct(shape, dtype)}, layouts=layouts)
+    assert tokens_per_device(built) == tokens
 
 
 @pytest.fixture

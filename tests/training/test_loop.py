@@ -1,11 +1,14 @@
 """The loop alone with a step that only pretends, then the real one from plain Python."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from spmdkit.models.mlp import MLPConfig, mlp
+from spmdkit.parallel.model.loss_sums import LossSums
 from spmdkit.training.loop import StepLeftOut, evaluate, run_steps
 from support.training import PretendStep, first_state
 
@@ -68,6 +71,11 @@ def test_evaluation_weighs_rows(model):
     total, weight = model.loss(jax.device_get(params), {name: jnp.asarray(leaf) for name, leaf in BATCH.items()}, None)
     few, fewer = model.loss(jax.device_get(params), {name: jnp.asarray(leaf) for name, leaf in padded.items()}, None)
     assert found == pytest.approx(float((total + few) / (weight + fewer)), rel=1e-5)
+
+
+def test_evaluation_reads_the_state_of_the_model():
+    step = SimpleNamespace(measure=lambda params, batch, state=0.0: LossSums(np.float32(state), np.float32(2.0), {}))
+    assert evaluate(step, None, [{}, {}], 3.0) == 1.5  # pyright: ignore[reportArgumentType]
 
 
 def test_nothing_to_evaluate(model):

@@ -228,11 +228,18 @@ def test_processes_are_killed_and_files_removed(tmp_path, monkeypatch):
     assert not state or state.startswith("Z")
 
 
-def test_a_killed_compiler_is_a_reason(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("kill -9 $$", "the compiler was killed by SIGKILL"),
+        ("echo 'error: no memory\ndone' >&2; exit 3", "exit code 3: error: no memory"),
+    ],
+)
+def test_a_compiler_that_ends_is_a_reason(tmp_path, monkeypatch, command, problem):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    (tmp_path / "python").write_text("#!/bin/sh\nkill -9 $$\n")
+    (tmp_path / "python").write_text(f"#!/bin/sh\n{command}\n")
     (tmp_path / "python").chmod(0o700)
     with Compilations(small(), "h100:1x8", {}) as compilations:
         compilations.start(Candidate(mesh=(("fsdp", 8),)))
         _, outcome = compilations.wait(time.monotonic() + 60)
-    assert outcome == (None, "the compiler was killed by SIGKILL")
+    assert outcome == (None, problem)

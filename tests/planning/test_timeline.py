@@ -15,7 +15,7 @@ from spmdkit.planning.kernel_time import Efficiency
 from spmdkit.planning.link_time import collective_seconds
 from spmdkit.planning.scheduled_program import parse_program
 from spmdkit.planning.timeline import _Queues, simulate
-from spmdkit.planning.trace import COMPUTE, HOST, QUEUES, Recorder, write_trace
+from spmdkit.planning.trace import COMPUTE, HOST, QUEUES, Event, Recorder, write_trace
 
 CARD = Card(
     name="a card with round figures",
@@ -162,6 +162,13 @@ def test_permute_sends_once():
         "  %x = f32[1000] parameter(0)\n  ROOT %y = f32[1000] collective-permute(%x), source_target_pairs={{0,1},{1,2}}"
     )
     assert simulated(body).communication_seconds == pytest.approx(4e-3)
+
+
+def test_recorder_keeps_events_up_to_its_limit():
+    recorder = Recorder(1)
+    for name in ("first", "second"):
+        recorder.add(Event(COMPUTE, name, 0.0, 1.0, ""))
+    assert [event.name for event in recorder.events] == ["first"]
 
 
 def test_permute_between_hosts_uses_one_adapter():

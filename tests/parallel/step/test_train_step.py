@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from spmdkit.parallel import FSDPConfig, Model, Precision, build_step, lay_out
+from spmdkit.parallel.step.inputs import shapes_of
 from spmdkit.parallel.step.manual_axes import UncheckedStep
 from spmdkit.parallel.step.state import draw_params
 from support import toy
@@ -182,6 +183,19 @@ def test_keras_distributions_take_the_place_of_a_strategy(expected):
     assert state.params["blocks"]["up"].addressable_shards[0].data.shape == (3, 16, 16)
     _, metrics = run(lay_out(toy.BLOCK_MODEL, DataParallel(device_mesh=DeviceMesh((8,), ("batch",)))))
     assert toy.relative(metrics.loss, expected.loss) < 1e-5
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["called before", "compiled before"])
+def test_other_shapes_warn_of_a_recompilation(layouts, ahead):
+    step = build_step(toy.BLOCK_MODEL, optax.sgd(1e-2), layouts)
+    step._run = run = lambda state, batch: (state, {})  # compiles nothing
+    if ahead:
+        step._compiled[shapes_of(toy.batch(0))] = run
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(None, toy.batch(0))
+    with pytest.warns(RuntimeWarning, match=r"compiled again.*inputs \(16, 8\) -> \(32, 8\)"):
+        step(None, toy.batch(1, rows=32))
 
 
 @pytest.mark.slow

@@ -59,7 +59,9 @@ def ours():
 
 def test_a_round_ends_with_a_nesterov_step():
     """Both copies have moved by 0.75 on average, and the momentum was 1."""
-    plan = lay_out(toy.BLOCK_MODEL, {"data": {"size": 2, "local_steps": 2, "outer_learning_rate": 0.5}}, devices=toy.devices(2))
+    plan = lay_out(
+        toy.BLOCK_MODEL, {"data": {"size": 2, "local_steps": 2, "outer_learning_rate": 0.5}}, devices=toy.devices(2)
+    )
     whole, split = PartitionSpec(), PartitionSpec("data")
     specs = {"in_specs": (whole, split, whole, whole), "out_specs": (whole, split, whole)}
     end = jax.shard_map(partial(outer_step, plan=plan), mesh=plan.mesh.backend_mesh, axis_names={"data"}, **specs)

@@ -67,7 +67,9 @@ def test_arrays_of_devices_in_another_dtype(tmp_path):
 
 
 def test_what_stands_beside_the_weights(tmp_path):
-    plain.write(tmp_path / "first", {**plain.LLAMA, "bos_token_id": 7, "torch_dtype": "float32"}, plain.draw(plain.LLAMA))
+    plain.write(
+        tmp_path / "first", {**plain.LLAMA, "bos_token_id": 7, "torch_dtype": "float32"}, plain.draw(plain.LLAMA)
+    )
     (tmp_path / "first/tokenizer.json").write_text("{}")
     loaded = load(tmp_path / "first")
     save(tmp_path / "second", loaded.config, loaded.params, dtype="bfloat16", like=tmp_path / "first")

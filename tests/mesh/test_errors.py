@@ -1,16 +1,8 @@
 """Messages about unknown names propose the known one that is meant."""
 
 import pytest
-from spmdkit.mesh.errors import (
-    counted,
-    did_you_mean,
-    first_lines,
-    is_printable,
-    nearest,
-    printable,
-    unknown_name,
-    unknown_options,
-)
+from spmdkit.mesh import errors
+from spmdkit.mesh.errors import counted, did_you_mean, is_printable, nearest, printable, unknown_name, unknown_options
 
 
 @pytest.mark.parametrize(
@@ -53,8 +45,8 @@ def test_unknown_options_are_separate_problems():
 
 
 def test_lists_a_number_of_problems():
-    assert first_lines(["a", "b"], 2) == ["a", "b"]
-    assert first_lines(["a", "b", "c"], 2) == ["a", "b", "... and 1 more"]
+    assert errors.first_lines(["a", "b"], 2) == ["a", "b"]
+    assert errors.first_lines(["a", "b", "c"], 2) == ["a", "b", "... and 1 more"]
 
 
 def test_counted():

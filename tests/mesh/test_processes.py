@@ -2,7 +2,7 @@
 
 import pytest
 from spmdkit.mesh import processes as coordination
-from spmdkit.mesh.processes import ProcessesMissing, broadcast_text, ranks
+from spmdkit.mesh.processes import ProcessesMissing, broadcast_text
 
 
 class Service:
@@ -38,14 +38,6 @@ def test_broadcasts_the_text_of_process_0(service, monkeypatch):
     assert broadcast_text("callbacks/1", "mine", seconds=5) == "mine"
     as_rank(1, monkeypatch)
     assert broadcast_text("callbacks/1", "theirs", seconds=5) == "mine"
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"),
-    [([3], "rank 3"), ([1, 0], "ranks 0 and 1"), ([2, 0, 1], "ranks 0 to 2"), ([0, 2, 3], "ranks 0, 2 and 3")],
-)
-def test_formats_ranks(numbers, text):
-    assert ranks(numbers) == text
 
 
 def test_one_process_gets_its_own_text():

@@ -107,17 +107,13 @@ def test_it_starts_at_the_loss_of_its_base(kind):
         assert 0.7 < float(jnp.std(a)) * size**0.5 < 1.3
 
 
-def test_each_matrix_has_its_own_adapter():
-    params = LoRA(TWO_MATRICES, LoRAConfig(match=(".*",))).model.init(jax.random.key(0))
-    assert (at(params, "lora/one/a") != at(params, "lora/two/a")).all()
-
-
-def test_merging_rounds_the_sum_once():
-    lora = LoRA(TWO_MATRICES, LoRAConfig(rank=8, alpha=8.0, match=("one",)))
+def test_each_matrix_has_its_own_adapter_and_is_rounded_once():
+    lora = LoRA(TWO_MATRICES, LoRAConfig(rank=8, alpha=8.0, match=(".*",)))
     params = lora.model.init(jax.random.key(0))
-    params["lora"]["one"]["b"] = jax.random.normal(jax.random.key(1), (8, 32))
-    product = at(params, "lora/one/a") @ at(params, "lora/one/b")
-    np.testing.assert_array_equal(lora.merge(params)["one"], (1 + product).astype(jnp.bfloat16))
+    assert (at(params, "lora/one/a") != at(params, "lora/two/a")).all()
+    params["lora"]["one"]["b"] = b = jax.random.normal(jax.random.key(1), (8, 32))
+    expected = (1 + at(params, "lora/one/a") @ b).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(lora.merge(params)["one"], expected)
 
 
 @pytest.mark.slow

@@ -4,16 +4,13 @@ from functools import cache, partial
 from itertools import pairwise
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import PartitionSpec
 from spmdkit.checkpoints.manager import CheckpointError, Checkpoints
 from spmdkit.layouts.problems import LayoutError
 from spmdkit.models import TransformerConfig, transformer
 from spmdkit.parallel import DataParallelConfig, Precision, build_step, census, lay_out, verify
-from spmdkit.parallel.diloco import outer_step
 from support import toy
 
 FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
@@ -55,22 +52,6 @@ def ours():
         state, _ = step(state, toy.batch(index))
         states.append(jax.tree.map(np.asarray, state))
     return step, compiled, states
-
-
-def test_a_round_ends_with_a_nesterov_step():
-    """Both copies have moved by 0.75 on average, and the momentum was 1."""
-    plan = lay_out(
-        toy.BLOCK_MODEL, {"data": {"size": 2, "local_steps": 2, "outer_learning_rate": 0.5}}, devices=toy.devices(2)
-    )
-    whole, split = PartitionSpec(), PartitionSpec("data")
-    specs = {"in_specs": (whole, split, whole, whole), "out_specs": (whole, split, whole)}
-    end = jax.shard_map(partial(outer_step, plan=plan), mesh=plan.mesh.backend_mesh, axis_names={"data"}, **specs)
-    given = jnp.array([1.0]), jnp.array([0.0, 0.5]), jnp.array([1.0])
-    momentum = 0.9 + 0.75
-    shared = 1 - 0.5 * (0.75 + 0.9 * momentum)
-    for step, expected in ((1, given), (2, ([shared], [shared] * 2, [momentum]))):
-        for found, wanted in zip(jax.jit(end)(*given, jnp.int32(step)), expected, strict=True):
-            np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -165,10 +165,10 @@ def test_permute_sends_once():
 
 
 def test_recorder_keeps_events_up_to_its_limit():
-    recorder = Recorder(1)
-    for name in ("first", "second"):
-        recorder.add(Event(COMPUTE, name, 0.0, 1.0, ""))
-    assert [event.name for event in recorder.events] == ["first"]
+    recorder, event = Recorder(1), Event(COMPUTE, "kernel", 0.0, 1.0, "")
+    recorder.add(event)
+    recorder.add(event)
+    assert recorder.events == [event]
 
 
 def test_permute_between_hosts_uses_one_adapter():

@@ -73,14 +73,8 @@ def test_rows_and_a_further_dim_that_were_made_one():
 
 
 def test_layers_of_keras_are_restored_after_a_call():
-    class Norm:
-        pass
-
-    class Dropout:
-        rate = 0.5
-
-    layers = [Norm(), Dropout()]
-    keras = SimpleNamespace(layers=SimpleNamespace(BatchNormalization=Norm, Dropout=Dropout))
+    kinds = {"BatchNormalization": type("Norm", (), {}), "Dropout": type("Dropout", (), {"rate": 0.5})}
+    keras, layers = SimpleNamespace(layers=SimpleNamespace(**kinds)), [kind() for kind in kinds.values()]
     rows, module = Rows(key=KEY, example=EXAMPLE, axes=("data",)), SimpleNamespace(_flatten_layers=lambda: layers)
     with _on_mesh(keras, module, rows):
         assert all(map(vars, layers)), "both work on the whole batch"

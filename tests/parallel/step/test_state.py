@@ -10,10 +10,8 @@ import pytest
 from jax.sharding import PartitionSpec
 from spmdkit.parallel import FSDPConfig, build_step, lay_out
 from spmdkit.parallel.pipeline import PipelineConfig
-from spmdkit.parallel.schedule.builders import make_schedule
-from spmdkit.parallel.schedule.stages import assign
 from spmdkit.parallel.sharding.stored_order import stored_order
-from spmdkit.parallel.step.state import _part, reduce_model_state, seed_problem
+from spmdkit.parallel.step.state import reduce_model_state, seed_problem
 from support import toy
 from support.verification import BLOCK_MODEL
 
@@ -22,12 +20,6 @@ from support.verification import BLOCK_MODEL
 def step():
     layouts = lay_out(BLOCK_MODEL, {"fsdp": FSDPConfig(size=2, floor_bytes=256)}, devices=toy.devices(2))
     return build_step(BLOCK_MODEL, optax.adamw(1e-3), layouts)
-
-
-def test_empty_slots_of_given_blocks_are_zero():
-    stages = assign(3, make_schedule("gpipe", 2, 2))
-    part = _part(np.array([[1.0], [2.0], [3.0]]), (slice(0, 4), slice(None)), "float32", stages)
-    assert part.ravel().tolist() == [1.0, 2.0, 3.0, 0.0]
 
 
 def test_devices_agree_on_the_mean_of_numbers_and_the_maximum_of_counts():

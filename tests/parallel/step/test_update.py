@@ -7,8 +7,6 @@ import optax.contrib
 import pytest
 from spmdkit.mesh.errors import UserError
 from spmdkit.parallel import FSDPConfig, build_step, lay_out
-from spmdkit.parallel.step.state import StepMetrics
-from spmdkit.parallel.step.update import _shared_metrics
 from support import toy
 
 STEPS = 4
@@ -17,12 +15,6 @@ MESHES = {
     "data x fsdp": ({"data": 2, "fsdp": FSDPConfig(size=2, floor_bytes=0)}, 4),
     "zero": ({"data": {"size": 2, "zero": 1, "floor_bytes": 0}}, 2),
 }
-
-
-def test_local_steps_report_the_mean_norm_and_the_weighted_loss():
-    of_groups = StepMetrics(*(jnp.array(each) for each in ([1.0, 3.0], [5.0, 7.0], [1.0, 3.0])))
-    shared = jax.vmap(lambda metrics: _shared_metrics(metrics, "float32"), axis_name="data")(of_groups)
-    assert [leaf.tolist() for leaf in jax.tree.leaves(shared)] == [[2.5] * 2, [6.0] * 2, [4.0] * 2]
 
 
 def plateau():

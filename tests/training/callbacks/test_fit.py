@@ -78,14 +78,10 @@ def test_it_goes_on_from_a_checkpoint(step, batch, tmp_path):
 
 
 def test_a_callback_that_ends_training_causes_one_save(step, batch, tmp_path):
-    class Stop:
-        def on_evaluation_end(self, run, metrics):
-            run.stop("enough")
-
-    saved = []
+    saved, stop = [], SimpleNamespace(on_evaluation_end=lambda run, metrics: run.stop("enough"))
     checkpoints = SimpleNamespace(save=lambda number, *_, **__: saved.append(number), wait=lambda: None)
     options = {"evaluate": lambda state: {"eval_loss": 1.0}, "evaluate_every": 2, "folder": tmp_path}
-    fitted = fit(step, step.init(0), [batch] * 4, callbacks=[Stop()], checkpoints=checkpoints, **options)
+    fitted = fit(step, step.init(0), [batch] * 4, callbacks=[stop], checkpoints=checkpoints, **options)
     assert (fitted.steps, fitted.why, saved) == (2, "enough", [2])
 
 

@@ -1,12 +1,10 @@
 """What the loop reports, and when it waits: around a step that only pretends."""
 
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from spmdkit.training.loop import run_steps
-from spmdkit.training.steps import late_log
 from spmdkit.training.steps.late_log import RUN_AHEAD
 from support.training import PretendStep, first_state
 
@@ -47,22 +45,6 @@ def test_reads_metrics_late_and_in_order():
     assert [number for number, _ in step.awaited] == list(range(1, 10))
     lags = [started - number for number, started in step.awaited]
     assert lags == [RUN_AHEAD] * 7 + [1, 0]  # the last ones when there is nothing left to start
-
-
-def test_compilation_is_not_timed(monkeypatch):
-    """The first step takes 100 seconds of a clock that only steps advance, every other one a second."""
-    clock, seconds = [0.0], []
-    monkeypatch.setattr(late_log, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-
-    class Compiling(PretendStep):
-        def __call__(self, state, batch):
-            clock[0] += 1 if self.started else 100
-            return super().__call__(state, batch)
-
-    run_steps(
-        Compiling(), first_state(), [{}] * 6, log_every=2, on_progress=lambda progress: seconds.append(progress.seconds)
-    )
-    assert max(seconds) <= 1
 
 
 @pytest.mark.slow

@@ -241,6 +241,7 @@ def test_parameters_take_precedence_over_modules(own):
         ({"lm_head": "packed_colwise"}, "several matrices in one array"),
         ({"layers.*.mlp.gate": "colwise"}, r"'layers.\*.mlp.gate' in the plan matches no parameter. The nearest"),
         ({"layers.mlp.up_proj": "colwise"}, "matches no parameter"),
+        ({"layers.*.up_proj": "colwise"}, "matches no parameter"),
     ],
 )
 def test_rejects_invalid_plans(own, mesh, plan, message):

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from spmdkit.layouts import LayoutMap, LayoutTable, resolve
 from spmdkit.layouts.sizes import RowSplit, array_bytes, format_bytes
-from spmdkit.layouts.table import MAX_ROWS
+from spmdkit.layouts.table import MAX_ROWS, MAX_WIDTH
 from spmdkit.mesh import DeviceMesh
 
 TEXT = """\
@@ -99,6 +99,7 @@ def test_a_long_cell_loses_its_middle(canonical):
     table = long_table(canonical, [path])
     assert all(len(line) < 250 for line in str(table).splitlines())
     assert "aaaa…aaaa" in str(table)
+    assert len(str(table).splitlines()[1].split()[0]) == MAX_WIDTH
     assert "/kernel " in str(table)
     assert path in table.text()
 

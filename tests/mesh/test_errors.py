@@ -1,6 +1,7 @@
 """Messages about unknown names propose the known one that is meant."""
 
 import pytest
+from spmdkit.mesh import errors
 from spmdkit.mesh.errors import counted, did_you_mean, is_printable, nearest, printable, unknown_name, unknown_options
 
 
@@ -41,6 +42,11 @@ def test_unknown_options_are_separate_problems():
     assert unknown_options(["x"], ["a"], "optimizer.schedule", of="wsd") == [
         "optimizer.schedule.x is not an option of wsd. The options are a."
     ]
+
+
+def test_lists_a_number_of_problems():
+    assert errors.first_lines(["a", "b"], 2) == ["a", "b"]
+    assert errors.first_lines(["a", "b", "c"], 2) == ["a", "b", "... and 1 more"]
 
 
 def test_counted():

@@ -1,10 +1,11 @@
 """Targets: texts, files of cards, names of devices, and the errors of each."""
 
+import jax
 import numpy as np
 import pytest
 import yaml
 from spmdkit.mesh import targets
-from spmdkit.mesh.targets import CARDS, parse_target
+from spmdkit.mesh.targets import CARDS, compiling_for, parse_target
 
 from spmdkit import DeviceMesh, UserError, list_devices
 
@@ -21,6 +22,14 @@ def test_mesh_shows_target_once():
     assert heading == "data=2, fsdp=8: 16 devices, h100:2x8"
     assert "@" not in "".join(rows)
     assert mesh.target.card.memory_bytes == 84_942_979_072
+    assert mesh.axes_across_processes == ("data",)
+
+
+def test_only_programs_for_targets_stay_out_of_the_cache():
+    before = jax.config.jax_persistent_cache_min_compile_time_secs
+    with compiling_for(parse_target("h100:2x8")):
+        assert jax.config.jax_persistent_cache_min_compile_time_secs == float("inf")
+    assert jax.config.jax_persistent_cache_min_compile_time_secs == before
 
 
 def test_mesh_of_this_machine_has_no_target():

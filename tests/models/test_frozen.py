@@ -1,5 +1,7 @@
 """Frozen parameters: no gradient, no part in the norm, and the gradients of all others as they were."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import optax
@@ -106,6 +108,12 @@ def test_what_a_split_model_moves_backward(patterns, silent):
     parts = {part: moved(part, SHAPES, "float32", "cpu") for part in ("embed", "block", "head")}
     assert [part for part, traffic in parts.items() if not traffic.backward] == silent
     assert all(traffic.forward for traffic in parts.values())
+
+
+def test_an_embedding_that_reads_the_head_has_a_backward_pass():
+    split = transformer(TransformerConfig(vocabulary=16, length=8, layers=2, width=8, heads=2), SPLIT)
+    model = freeze(replace(split, embed_reads=("embed", "head")), ("embed/.*", "blocks/.*"))
+    assert model.traffic("embed", SHAPES, "float32", "cpu").backward
 
 
 def test_rejects_invalid_freeze_patterns():

@@ -52,9 +52,11 @@ def test_auto_falls_back_where_cudnn_does_not_apply(wrong):
         lowered(choose_attention("cudnn", "gpu"), *arrays(**wrong))
 
 
-def test_auto_falls_back_without_cudnn():
-    found = choose_attention("auto", "gpu")(*arrays())
-    np.testing.assert_array_equal(found, causal_attention(*arrays()))
+@pytest.mark.parametrize("documents", [False, True])
+def test_auto_falls_back_without_cudnn(documents):
+    operands = [*arrays(), *[jnp.asarray(np.repeat([[0, 1], [0, 0]], 64, axis=1))] * documents]
+    found = choose_attention("auto", "gpu")(*operands)
+    np.testing.assert_array_equal(found, causal_attention(*operands))
 
 
 def test_wide_heads_need_hopper():

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from spmdkit.models.attention import Slowing
 from spmdkit.models.layers import (
     add_biases,
     cross_entropy,
@@ -129,3 +130,15 @@ def test_a_mask_belongs_to_its_position():
     whole = dropout(rows, example, jnp.arange(8), KEY, name="mlp", rate=0.25)
     part = dropout(rows[:, :4], example, held, KEY, name="mlp", rate=0.25)
     np.testing.assert_array_equal(part, whole[:, held])
+
+
+def test_each_place_of_a_block_draws_its_own_mask():
+    rows, example, draw = jnp.ones((2, 8, 16)), jnp.array([7, 8], jnp.int32), jax.jit(dropout, static_argnames="name")
+    masks = [draw(rows, example, jnp.arange(8), KEY, name=name, rate=0.25) > 0 for name in ("attention", "mlp")]
+    assert 0.2 < (masks[0] != masks[1]).mean() < 0.55
+
+
+def test_slows_frequencies_with_few_turns():
+    turns = np.array([0.5, 1.0, 2.5, 4.0, 9.0])  # in the 10 positions of the first length
+    slowed = Slowing(factor=8.0, length=10, slow_turns=1.0, fast_turns=4.0).apply(jnp.asarray(2 * np.pi * turns / 10))
+    np.testing.assert_allclose(slowed * 10 / (2 * np.pi), turns / [8, 8, 16 / 9, 1, 1], rtol=1e-6)

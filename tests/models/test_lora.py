@@ -21,6 +21,11 @@ ADAPTERS = {
     "plain": ("lora/blocks/up", "lora/head/out"),
 }
 
+TWO_MATRICES = Model(
+    init=lambda key: dict.fromkeys(("one", "two"), jnp.ones((32, 32), jnp.bfloat16)),
+    loss=lambda params, batch, key: (jnp.zeros(()), jnp.ones(())),
+)
+
 
 def at(params, path):
     return dict(leaves_with_paths(params))[path]
@@ -100,6 +105,15 @@ def test_it_starts_at_the_loss_of_its_base(kind):
     for (a, b), size in zip(adapters_of(kind, params), (toy.WIDTH, toy.WIDTH), strict=True):
         assert not b.any()
         assert 0.7 < float(jnp.std(a)) * size**0.5 < 1.3
+
+
+def test_each_matrix_has_its_own_adapter_and_is_rounded_once():
+    lora = LoRA(TWO_MATRICES, LoRAConfig(rank=8, alpha=8.0, match=(".*",)))
+    params = lora.model.init(jax.random.key(0))
+    assert (at(params, "lora/one/a") != at(params, "lora/two/a")).all()
+    params["lora"]["one"]["b"] = b = jax.random.normal(jax.random.key(1), (8, 32))
+    expected = (1 + at(params, "lora/one/a") @ b).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(lora.merge(params)["one"], expected)
 
 
 @pytest.mark.slow

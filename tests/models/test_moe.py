@@ -10,6 +10,8 @@ import reference
 from spmdkit.models import generate, load_model
 from spmdkit.models.moe import MixtureOfExperts, MoEConfig, moe
 from spmdkit.models.transformer import WHOLE, TransformerConfig
+from spmdkit.parallel.model import ParallelContext
+from spmdkit.parallel.tensor import TensorConfig
 from support.small_transformers import make_batch
 
 SMALL = MoEConfig(
@@ -33,13 +35,20 @@ def make_params(config):
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) + 0.1 * noise.normal(size=leaf.shape), params)
 
 
-def routed(config, skew=0.0):
+def routed(config, skew=0.0, parallel=WHOLE):
     """Router and rows whose first expert is `skew` more likely, and what the router makes of them."""
     random = np.random.default_rng(2)
     router, x = random.normal(size=(16, config.experts)), random.normal(size=(3, config.length, 16))
     x[:, :, 0], router[0] = 1.0, 0.0
     router[0, 0] = skew
-    return router, x, jax.jit(lambda router, x: MixtureOfExperts(config, WHOLE).route(router, x))(router, x)
+    return router, x, jax.jit(lambda router, x: MixtureOfExperts(config, parallel).route(router, x))(router, x)
+
+
+def test_devices_along_tensor_share_the_losses_of_their_rows():
+    whole, half = (
+        routed(SMALL, parallel=each)[2].loss_B for each in (WHOLE, ParallelContext(tensor=TensorConfig(size=2)))
+    )
+    np.testing.assert_allclose(2 * half, whole, rtol=1e-6)
 
 
 @pytest.mark.parametrize("skew", [0.0, 20.0])

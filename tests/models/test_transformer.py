@@ -78,6 +78,14 @@ def test_a_token_outside_the_vocabulary_is_not_another_token():
     assert np.isnan(total)
 
 
+def test_learned_positions_begin_again_in_each_document():
+    config = replace(SMALL, positions="learned")
+    batch, table = packed(make_batch(config)), np.random.default_rng(0).normal(size=(config.length, config.width))
+    tokens = np.zeros((config.vocabulary, config.width))
+    x = transformer(config).embed({"embed": {"tokens": tokens, "positions": table}}, batch, None)
+    np.testing.assert_allclose(x["hidden"], table[batch["positions"]], rtol=1e-6)
+
+
 # Dropout
 
 

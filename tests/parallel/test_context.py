@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 from spmdkit.parallel.collectives import Collective, merge
-from spmdkit.parallel.context import ContextConfig, local_positions, size_problems
+from spmdkit.parallel.context import ContextConfig, kv_repeats, local_positions, size_problems
 from support import attention_case, toy
 from support.attention_case import (
     LENGTH,
@@ -33,6 +33,11 @@ def test_a_device_of_the_ring_holds_an_early_and_a_late_chunk():
 
 def test_all_to_all_holds_positions_in_order():
     assert held_by_all(16, all_to_all(4)).tolist() == list(range(16))
+
+
+@pytest.mark.parametrize(("kv_heads", "size", "copies"), [(8, 4, 1), (2, 4, 2), (1, 4, 4), (6, 4, 2), (3, 2, 2)])
+def test_key_value_heads_are_repeated_until_the_size_divides_them(kv_heads, size, copies):
+    assert kv_repeats(kv_heads, all_to_all(size)) == copies
 
 
 @pytest.mark.parametrize("attention", ["ring", "all_to_all"])

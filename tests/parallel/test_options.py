@@ -74,3 +74,9 @@ def test_accepts_numpy_integers_and_lists(layers):
 def test_rejects_values_in_place_of_options():
     with pytest.raises(UserError, match=r"^optimizer\.ema='abc' must be a EMAConfig\.$"):
         OptimizerConfig(ema="abc")
+
+
+@pytest.mark.parametrize("name", ["params", "compute", "reduce"])
+def test_any_float64_needs_64_bit_types(name):
+    assert Precision(**{name: "float64"}).needs_x64
+    assert not Precision(**{name: "bfloat16"}).needs_x64

@@ -13,6 +13,11 @@ from support.small_transformers import FSDP, MIXTURE, MODEL, layouts
 from spmdkit import ShardingPlan
 
 
+def test_empty_slots_of_stages_are_not_parameters():
+    plans = [layouts(2, pipe={"size": 2, "layers": split}) for split in ([2, 2], [3, 1])]
+    assert plans[0].num_parameters == plans[1].num_parameters < plans[1].table.num_elements
+
+
 def test_resolves_the_roles_of_axes():
     three = layouts(8, pipe=2, fsdp=FSDP, tensor=2)
     assert three.batch_axes == three.gather_axes == ("fsdp",)

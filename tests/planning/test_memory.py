@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 from spmdkit.configs import load_config
 from spmdkit.mesh import targets
-from spmdkit.planning.memory import analytic_memory
+from spmdkit.planning.memory import _changes, analytic_memory
 from spmdkit.planning.run_plan import plan_run
 from spmdkit.planning.traced_memory import peak_of
 from spmdkit.runtime.build_run import build
@@ -37,6 +37,11 @@ def test_values_are_in_memory_from_their_operation_to_their_last_use(function, a
     peak = peak_of(jax.make_jaxpr(function)(X).jaxpr)
     assert arrays * SIZE <= peak.total() <= arrays * SIZE + 16
     assert peak["activations"] == (5 * SIZE if function is stacked else 0)
+
+
+def test_stacks_that_a_program_returns_are_gradients():
+    peak = peak_of(jax.make_jaxpr(lambda x: lax.scan(lambda carry, _: (carry, carry @ x), x, length=5)[1])(X).jaxpr)
+    assert (peak["gradients"], peak["activations"]) == (5 * SIZE, 0)
 
 
 SMALL = "model.layers=8 model.width=512 data.length=512 train.global_batch=32 precision.compute=bfloat16"
@@ -79,6 +84,12 @@ def test_names_changes_that_need_less_memory(monkeypatch, small_card):
     assert changed.peak_bytes == remedies["train.remat=full"]
     assert "DOES NOT FIT" in str(found)
     assert "with train.remat=full (analytic)" in str(found)
+
+
+def test_a_pipeline_is_not_split_into_further_microbatches():
+    config = load_config("fsdp", [*SMALL.split(), "strategy={pipe: 2, data: 4}", "train.remat=none"], sizes=False)
+    changes = [change for change, _ in _changes(config, list_devices(target="h100:1x8"))]
+    assert changes == ["train.remat=full", "strategy.fsdp=4 without strategy.data"]
 
 
 @pytest.mark.targets

@@ -9,6 +9,7 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -16,7 +17,7 @@ from spmdkit.configs import load_config
 from spmdkit.mesh import list_devices, targets
 from spmdkit.planning import run_plan
 from spmdkit.planning.kernel_time import EFFICIENCY
-from spmdkit.planning.run_plan import plan_run
+from spmdkit.planning.run_plan import plan_run, tokens_per_device
 from spmdkit.runtime.build_run import build
 from spmdkit.runtime.compilation import DOUBLE_BUFFERING
 
@@ -40,6 +41,13 @@ gpus_per_host: 8
 link: 8.0e+9
 network: 1.0e+9
 """
+
+
+@pytest.mark.parametrize(("shape", "tokens"), [((16, 32), 64), ((16,), 0)])
+def test_classes_of_rows_are_not_tokens(shape, tokens):
+    layouts = SimpleNamespace(mesh=SimpleNamespace(size=8))
+    built = SimpleNamespace(batch={"targets": jax.ShapeDtypeStruct(shape, "int32")}, layouts=layouts)
+    assert tokens_per_device(built) == tokens
 
 
 @pytest.fixture

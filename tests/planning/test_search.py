@@ -17,9 +17,9 @@ from spmdkit.parallel.schedule.timing import measure
 from spmdkit.planning import search as search_module
 from spmdkit.planning.candidates import POLICIES, Candidate, enumerate_candidates, group_of, model_sizes
 from spmdkit.planning.compilations import Compilations
-from spmdkit.planning.estimate import Estimator, pipeline_time
+from spmdkit.planning.estimate import Estimate, Estimator, pipeline_time
 from spmdkit.planning.run_plan import plan_run
-from spmdkit.planning.search import rank, search
+from spmdkit.planning.search import Corrections, Row, rank, search
 
 SMALL = "model.layers=4 model.width=64 model.heads=8 data.length=64 train.global_batch=16 precision.compute=bfloat16"
 GIB = 2**30
@@ -47,6 +47,11 @@ def test_every_candidate_can_be_planned(without_compiler):
     for candidate in meshes.values():
         plan = plan_run(candidate.configure(config), "h100:1x8")
         assert {axis: size for axis, size in plan.mesh.items() if size > 1} == dict(candidate.mesh)
+
+
+def test_a_stage_has_at_least_one_of_the_4_blocks():
+    found = enumerate_candidates(model_sizes(small()), parse_target("h100:1x8"), 16)
+    assert {candidate.size("pipe") for candidate in found} == {1, 2, 4}
 
 
 def test_experts_are_split_only_if_the_model_has_them():
@@ -148,6 +153,13 @@ def fake_plan(seconds, peak, fits):
     }
 
 
+def test_the_smallest_correction_of_memory_counts():
+    candidate, estimate, corrections = Candidate(mesh=(("fsdp", 8),)), Estimate(1.0, 100.0, {}, 0.0, 0.0), Corrections()
+    for peak in (50, 90):
+        corrections.add(Row(candidate, estimate, search_module.Outcome(fake_plan(1.0, peak, True), "")))
+    assert corrections.may_fit(Row(candidate, estimate), 60)
+
+
 class FakeCompilations(Compilations):
     """Compiles nothing: meshes with `tensor` do not fit, and all others take as long as they have FSDP shards."""
 
@@ -213,11 +225,18 @@ def test_processes_are_killed_and_files_removed(tmp_path, monkeypatch):
     assert not state or state.startswith("Z")
 
 
-def test_a_killed_compiler_is_a_reason(tmp_path, monkeypatch):
+ENDS = {
+    "kill -9 $$": "the compiler was killed by SIGKILL",
+    "echo 'error: no\nend' >&2; exit 3": "exit code 3: error: no",
+}
+
+
+@pytest.mark.parametrize("command", ENDS)
+def test_a_compiler_that_ends_is_a_reason(tmp_path, monkeypatch, command):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    (tmp_path / "python").write_text("#!/bin/sh\nkill -9 $$\n")
+    (tmp_path / "python").write_text(f"#!/bin/sh\n{command}\n")
     (tmp_path / "python").chmod(0o700)
     with Compilations(small(), "h100:1x8", {}) as compilations:
         compilations.start(Candidate(mesh=(("fsdp", 8),)))
         _, outcome = compilations.wait(time.monotonic() + 60)
-    assert outcome == (None, "the compiler was killed by SIGKILL")
+    assert outcome == (None, ENDS[command])

@@ -12,9 +12,10 @@ from spmdkit.parallel.schedule.builders import make_schedule
 from spmdkit.parallel.schedule.stages import assign
 from spmdkit.parallel.schedule.timetable import make_timetable
 from spmdkit.planning.kernel_time import Efficiency
+from spmdkit.planning.link_time import collective_seconds
 from spmdkit.planning.scheduled_program import parse_program
 from spmdkit.planning.timeline import _Queues, simulate
-from spmdkit.planning.trace import COMPUTE, HOST, QUEUES, Recorder, write_trace
+from spmdkit.planning.trace import COMPUTE, HOST, QUEUES, Event, Recorder, write_trace
 
 CARD = Card(
     name="a card with round figures",
@@ -88,14 +89,15 @@ def test_takes_the_peak_of_the_card_for_any_dtype(monkeypatch):
     assert simulated(PRODUCT_OF_BYTES).step_seconds == pytest.approx(0.5)
 
 
-def test_causal_attention_counts_half_of_its_scores():
-    """2 products of 10 x 10 scores and width 8: 2 x 2 x 100 x 8 / 2."""
+@pytest.mark.parametrize(("suffix", "flops"), [("", 1600), ("Backward", 4000)])
+def test_causal_attention_counts_half_of_its_scores(suffix, flops):
+    """2 products of 10 x 10 scores and width 8, 2 x 2 x 100 x 8 / 2; backward has 5."""
     scores = '"intermediate_tensor_shape":{"dimensions":["1","1","10","10"]}'
     config = f'{{"cudnn_fmha_backend_config":{{{scores},"mask_type":"CAUSAL"}}}}'
-    call = f'custom_call_target="__cudnn$fmhaSoftmax", backend_config={config}'
+    call = f'custom_call_target="__cudnn$fmhaSoftmax{suffix}", backend_config={config}'
     body = f"""  %x = bf16[1,10,1,8] parameter(0)
   ROOT %y = (bf16[1,10,1,8], u8[0]) custom-call(%x, %x, %x), {call}"""
-    assert simulated(body).flops == 1600
+    assert simulated(body).flops == flops
 
 
 def exchange(kernels: int, groups: str = "{{0,1,2,3}}") -> str:
@@ -152,6 +154,20 @@ def test_collective_uses_the_slowest_link_of_its_group(groups, seconds):
 def test_synchronous_collective_is_exposed_whole(collective, seconds):
     found = simulated(f"  %x = f32[1000] parameter(0)\n  ROOT %y = {collective}")
     assert found.exposed_seconds == found.communication_seconds == pytest.approx(seconds)
+
+
+def test_recorder_keeps_events_up_to_its_limit():
+    recorder, event = Recorder(1), Event(COMPUTE, "kernel", 0.0, 1.0, "")
+    recorder.add(event)
+    recorder.add(event)
+    assert recorder.events == [event]
+
+
+def test_permute_between_hosts_uses_one_adapter():
+    """All 4 adapters of a host together are as fast as its links."""
+    kinds, target = ("all-gather", "collective-permute"), Target("card:2x4", CARD, 2, 4)
+    found = [collective_seconds(kind, 1000, [[*range(8)]], target, WITHOUT_LOSSES) for kind in kinds]
+    assert found == pytest.approx([0.875e-3, 4e-3])
 
 
 LOOP = """%body (x: f32[250]) -> f32[250] {

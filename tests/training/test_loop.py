@@ -1,9 +1,12 @@
 """The loop alone with a step that only pretends, then the real one from plain Python."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import optax
 import pytest
 from spmdkit.models.mlp import MLPConfig, mlp
+from spmdkit.parallel.model.loss_sums import LossSums
 from spmdkit.training.loop import StepLeftOut, evaluate, run_steps
 from support.training import PretendStep, first_state
 
@@ -54,6 +57,11 @@ BATCH = {
 @pytest.fixture(scope="module")
 def model():
     return mlp(MLPConfig(features=FEATURES, classes=CLASSES, widths=(16,)))
+
+
+def test_evaluation_reads_the_state_of_the_model():
+    step = SimpleNamespace(measure=lambda params, batch, state=0.0: LossSums(np.float32(state), np.float32(2.0), {}))
+    assert evaluate(step, None, [{}, {}], 3.0) == 1.5  # pyright: ignore[reportArgumentType]
 
 
 def test_nothing_to_evaluate(model):

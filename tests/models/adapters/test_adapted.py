@@ -1,12 +1,14 @@
 """How a module is told whether it is trained: by whichever argument it has."""
 
 import os
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from spmdkit.models.adapters.adapted import drop, mode_arguments
+from spmdkit.models.adapters.adapted import Rows, drop, mode_arguments
+from spmdkit.models.adapters.keras import _on_mesh
 from spmdkit.models.adapters.library_model import adapt
 
 
@@ -68,6 +70,15 @@ def test_rows_and_a_further_dim_that_were_made_one():
     assert len({row.tobytes() for row in folded}) == 18
     with pytest.raises(ValueError, match=r"shape \(16, 50\) for 6 rows: dim 0 must be a multiple"):
         drop(jnp.ones((16, 50)), 0.5, KEY, EXAMPLE)
+
+
+def test_layers_of_keras_are_restored_after_a_call():
+    kinds = {"BatchNormalization": type("Norm", (), {}), "Dropout": type("Dropout", (), {"rate": 0.5})}
+    keras, layers = SimpleNamespace(layers=SimpleNamespace(**kinds)), [kind() for kind in kinds.values()]
+    rows, module = Rows(key=KEY, example=EXAMPLE, axes=("data",)), SimpleNamespace(_flatten_layers=lambda: layers)
+    with _on_mesh(keras, module, rows):
+        assert all(map(vars, layers)), "both work on the whole batch"
+    assert not any(map(vars, layers))
 
 
 def two_dropouts(library):

@@ -19,7 +19,7 @@ def test_a_row_counts_the_mean_of_its_elements():
 
 def test_one_logit_stands_for_class_1_above_0():
     batch = {"targets": jnp.array([0.0, 0.3, 1.0, 1.0])}
-    found = accuracy(jnp.array([[-1.0], [-1.0], [2.0], [-2.0]]), batch)
+    found = accuracy(jnp.array([[-1.0], [-1.0], [0.2], [-2.0]]), batch)
     assert found.tolist() == [True, True, True, False]
 
 

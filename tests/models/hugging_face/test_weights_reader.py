@@ -261,6 +261,13 @@ def test_sizes_and_weights_below_the_search_path(spec, tmp_path):
     np.testing.assert_array_equal(params["embed"]["tokens"], plain.draw(plain.GPT2)["transformer.wte.weight"])
 
 
+def test_adapters_of_weights_are_drawn_from_the_seed(spec, tmp_path):
+    spec["lora"] = {"rank": 2, "match": ["blocks/mlp/up"]}
+    model = load_model(spec, vocabulary=30, length=16, search_path=[tmp_path])
+    drawn = [initial_params(spec, model, [tmp_path], seed=seed)["blocks"]["lora"]["mlp"]["up"]["a"] for seed in (0, 1)]
+    assert (drawn[0] != drawn[1]).all()
+
+
 def test_sizes_alone(spec, tmp_path):
     (tmp_path / "models/model.safetensors").unlink()
     own = {**spec, "weights": False, "folder": str(tmp_path / "models"), "dropout": 0.1}

@@ -9,6 +9,7 @@ import pytest
 from spmdkit.mesh.errors import UserError
 from spmdkit.models.hugging_face import load, save
 from spmdkit.models.hugging_face.families import family_of
+from spmdkit.models.hugging_face.weights_writer import _split
 from spmdkit.models.moe import MoEConfig
 from spmdkit.models.transformer_config import TransformerConfig
 from support import plain_families as plain
@@ -49,6 +50,10 @@ def test_there_and_back(tmp_path, name, dtype):
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_a_file_may_have_exactly_the_maximum_size():
+    assert _split({"a": 5, "b": 5, "c": 11, "d": 1}, 10) == [["a", "b"], ["c"], ["d"]]
+
+
 def test_arrays_of_devices_in_another_dtype(tmp_path):
     arrays = plain.draw(plain.QWEN2)
     plain.write(tmp_path / "first", plain.QWEN2, arrays)
@@ -62,11 +67,14 @@ def test_arrays_of_devices_in_another_dtype(tmp_path):
 
 
 def test_what_stands_beside_the_weights(tmp_path):
-    plain.write(tmp_path / "first", {**plain.LLAMA, "bos_token_id": 7}, plain.draw(plain.LLAMA))
+    plain.write(
+        tmp_path / "first", {**plain.LLAMA, "bos_token_id": 7, "torch_dtype": "float32"}, plain.draw(plain.LLAMA)
+    )
     (tmp_path / "first/tokenizer.json").write_text("{}")
     loaded = load(tmp_path / "first")
-    save(tmp_path / "second", loaded.config, loaded.params, like=tmp_path / "first")
-    assert json.loads((tmp_path / "second/config.json").read_text())["bos_token_id"] == 7
+    save(tmp_path / "second", loaded.config, loaded.params, dtype="bfloat16", like=tmp_path / "first")
+    content = json.loads((tmp_path / "second/config.json").read_text())
+    assert (content["bos_token_id"], content["torch_dtype"]) == (7, "bfloat16")
     assert (tmp_path / "second/tokenizer.json").read_text() == "{}"
 
 

@@ -1,4 +1,5 @@
 import os
+import statistics
 import subprocess
 import sys
 import types
@@ -18,6 +19,13 @@ def folder(tmp_path, monkeypatch):
     for name in sys.modules.keys() - imported.keys():
         del sys.modules[name]  # in place: `import` does not read another dict
     sys.modules.update(imported)
+
+
+def test_only_where_it_is_defined_a_standard_function_can_be_named(folder):
+    (folder / "my_model.py").write_text("from statistics import mean\n")
+    assert import_named("statistics:mean", "data.tokenizer") is statistics.mean
+    with pytest.raises(UserError, match=r"is statistics\.mean of the standard library, which my_model only imports"):
+        import_named("my_model:mean", "data.tokenizer", [folder])
 
 
 def test_imports_from_the_folder_and_its_neighbours(folder):

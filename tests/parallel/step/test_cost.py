@@ -8,7 +8,7 @@ import pytest
 from spmdkit.models.frozen import freeze, frozen_paths
 from spmdkit.models.moe import MoEConfig, moe
 from spmdkit.parallel import Model, build_step, census, lay_out
-from spmdkit.parallel.collectives import merge
+from spmdkit.parallel.collectives import Collective, merge
 from spmdkit.parallel.sharding.strategies import STRATEGIES, axes_that_split
 from spmdkit.parallel.step.composition import split_model
 from spmdkit.parallel.step.cost import step_cost, step_counts
@@ -73,6 +73,17 @@ def test_unread_parameters_are_gathered_once(name):
     predicted = step.cost(TOY_BATCH)
     assert census(step.compile(TOY_BATCH).as_text(), step.plan.mesh) == predicted
     assert predicted != step.cost(), "without shapes every parameter counts as read twice"
+
+
+def test_a_pipeline_gathers_frozen_blocks_for_backward_too():
+    """Every stage runs the same ticks: a census of the compiled step has as many gathers."""
+    model = freeze(toy.BLOCK_MODEL, ("embed/.*", "blocks/.*"))
+    frozen = frozen_paths(("embed/.*", "blocks/.*"), jax.eval_shape(model.init, jax.random.key(0)))
+    strategy, batch = {"pipe": {"size": 3, "microbatches": 3}, **FSDP}, toy.abstract(toy.batch(0, rows=12))
+    plans = [lay_out(model, strategy, devices=toy.devices(6), frozen=paths) for paths in (frozen, ())]
+    costs = [merge(step_cost(model, plan, batch, "cpu")) for plan in plans]
+    assert costs[0] != costs[1]
+    assert costs[0][0] == costs[1][0] == Collective("all-gather", ("fsdp",), 20, 53_632)
 
 
 def moved_by(step, path):

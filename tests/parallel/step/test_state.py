@@ -1,5 +1,7 @@
 """A state's shapes and shardings, and seeds that keys can be made of."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from jax.sharding import PartitionSpec
 from spmdkit.parallel import FSDPConfig, build_step, lay_out
 from spmdkit.parallel.pipeline import PipelineConfig
 from spmdkit.parallel.sharding.stored_order import stored_order
-from spmdkit.parallel.step.state import seed_problem
+from spmdkit.parallel.step.state import reduce_model_state, seed_problem
 from support import toy
 from support.verification import BLOCK_MODEL
 
@@ -18,6 +20,13 @@ from support.verification import BLOCK_MODEL
 def step():
     layouts = lay_out(BLOCK_MODEL, {"fsdp": FSDPConfig(size=2, floor_bytes=256)}, devices=toy.devices(2))
     return build_step(BLOCK_MODEL, optax.adamw(1e-3), layouts)
+
+
+def test_devices_agree_on_the_mean_of_numbers_and_the_maximum_of_counts():
+    found, before = {"mean": jnp.array([1.0, 2.0]), "count": jnp.array([3, 5])}, {"mean": 0.0, "count": 0}
+    agree = partial(reduce_model_state, state=jax.tree.map(jnp.asarray, before), axes=("data",), typed=False)
+    state = jax.vmap(agree, axis_name="data")(found)
+    assert {name: leaf.tolist() for name, leaf in state.items()} == {"mean": [1.5, 1.5], "count": [5, 5]}
 
 
 def test_moments_lie_where_their_parameters_do(step):

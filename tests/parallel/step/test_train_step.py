@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from spmdkit.parallel import FSDPConfig, Model, Precision, build_step, lay_out
+from spmdkit.parallel.step.inputs import shapes_of
 from spmdkit.parallel.step.manual_axes import UncheckedStep
 from spmdkit.parallel.step.state import draw_params
 from support import toy
@@ -167,6 +168,13 @@ def test_a_model_whose_loops_do_not_type_still_trains():
         state, metrics = run(layouts, optax.sgd(1e-2), model=model)
     assert toy.relative(metrics.loss, expected.loss) < 1e-5
     assert max(jax.tree.leaves(jax.tree.map(toy.relative, state.params, reference.params))) < 1e-5
+
+
+def test_other_shapes_than_compiled_ones_warn_of_a_recompilation(layouts):
+    step = build_step(toy.BLOCK_MODEL, optax.sgd(1e-2), layouts)
+    step._run = step._compiled[shapes_of(toy.batch(0))] = lambda state, batch: (state, {})  # compiles nothing
+    with pytest.warns(RuntimeWarning, match=r"compiled again.*inputs \(16, 8\) -> \(32, 8\)"):
+        step(None, toy.batch(1, rows=32))
 
 
 @pytest.mark.slow

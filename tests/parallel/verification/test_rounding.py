@@ -102,7 +102,7 @@ def test_scale_of_error_grows_with_rounding_up_to_limit():
 
 
 def test_masks_elements_with_update_decided_by_rounding():
-    gradient = np.array([1e-17, -2e-17, 0.5])
+    gradient = np.array([2e-16, -2e-17, 0.5])  # the first is several times the effect of rounding
     other = gradient + np.array([3e-17, 1e-17, 1e-17])
     after, flipped = np.array([1.0, 2.0, 3.0]), np.array([1.5, 2.0, 3.0])
     assert undecided(gradient, other, after, flipped, 1e-6).tolist() == [True, True, False]

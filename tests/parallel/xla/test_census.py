@@ -106,6 +106,7 @@ RING = "source_target_pairs={{0,1},{1,2},{2,3},{3,0}}"
     ("line", "kind", "size"),
     [
         (f"(f32[8]{{0}}, bf16[4]{{0}}) all-reduce(%p, %q), {GROUPS}", "all-reduce", 200),
+        (f"(f32[8]{{0}}, bf16[4]{{0}}) all-reduce-start(%p, %q), {GROUPS}", "all-reduce", 200),
         (f"(f32[2]{{0}}, f32[8]{{0}}) all-gather-start(%p), {GROUPS}", "all-gather", 160),
         (f"f32[2]{{0}} reduce-scatter(%p), {GROUPS}", "reduce-scatter", 160),
         (f"f32[8]{{0}} collective-permute(%p), {RING}", "collective-permute", 160),

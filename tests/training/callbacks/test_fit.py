@@ -1,5 +1,7 @@
 """Training from Python: real steps on eight devices, checkpoints, and going on."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import optax
@@ -73,6 +75,14 @@ def test_it_goes_on_from_a_checkpoint(step, batch, tmp_path):
         fitted = train(checkpoints, checkpoints.restore(), 8, 12)
         assert checkpoints.steps() == [2, 12], "the best is still known"
     assert factors_of(fitted.state)[LEARNING_RATE] == 0.25
+
+
+def test_a_callback_that_ends_training_causes_one_save(step, batch, tmp_path):
+    saved, stop = [], SimpleNamespace(on_evaluation_end=lambda run, metrics: run.stop("enough"))
+    checkpoints = SimpleNamespace(save=lambda number, *_, **__: saved.append(number), wait=lambda: None)
+    options = {"evaluate": lambda state: {"eval_loss": 1.0}, "evaluate_every": 2, "folder": tmp_path}
+    fitted = fit(step, step.init(0), [batch] * 4, callbacks=[stop], checkpoints=checkpoints, **options)
+    assert (fitted.steps, fitted.why, saved) == (2, "enough", [2])
 
 
 def test_what_is_missing(step, batch, tmp_path):

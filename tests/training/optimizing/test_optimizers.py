@@ -140,8 +140,11 @@ def test_muon_has_momentum_by_default():
     jax.tree.map(np.testing.assert_array_equal, third_update(), third_update(momentum=0.95))
 
 
-def test_muon_orthogonalizes_each_matrix():
+@pytest.mark.parametrize("axes", [(0, 1, 2), (0, 2, 1)], ids=["wide", "tall"])
+def test_muon_orthogonalizes_each_matrix(axes):
     params, gradients = stacked_params(), stacked_params(seed=1)
+    for tree in (params, gradients):
+        tree["blocks"]["kernel"] = tree["blocks"]["kernel"].transpose(axes)
     gradients["blocks"]["kernel"] = gradients["blocks"]["kernel"].at[0].multiply(1000.0)
     update = one_update(OptimizerConfig(name="muon", learning_rate=1.0), params, gradients)["blocks"]["kernel"]
     for layer in range(2):

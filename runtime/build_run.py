@@ -113,11 +113,12 @@ def build(
     config, used, re_formed = fit_to_devices(config, available, 1 if devices else jax.process_count())
     if used < available:
         devices = devices[:used] if devices else choose_evenly(used)
-    check_devices(config, used, jax.process_count(), is_target=devices is not None)
-    check_enough(splits.train, config.train.global_batch)
+    train, rules, is_target = config.train, config.layouts.rules, devices is not None
+    check_devices(config.strategy, train, rules, used, jax.process_count(), is_target)
+    check_enough(splits.train, train.global_batch)
     layouts, step = plan_step(config, model, devices)
     without_devices = layouts.mesh.target is not None and not has_compiler(layouts.mesh.target)
-    sharding, global_batch = layouts.batch_sharding(abstract=without_devices), config.train.global_batch
+    sharding, global_batch = layouts.batch_sharding(abstract=without_devices), train.global_batch
     batch = abstract_batch(splits.train, global_batch, sharding)
     for source in (splits.train, splits.evaluation):
         if source is not None and config.data.layout:

@@ -118,7 +118,7 @@ class LoadedRun:
         self.model: Model | BlockModel = load_model(
             config.model, **self.facts, search_path=search_path(config.run.root), example=lambda: first_row(self.splits)
         )
-        layouts = _fit_layouts(config, self.model, fitted)
+        layouts = self._fit_layouts(fitted)
         self._program: Step = build_step(self.model, optax.identity(), layouts, precision=config.precision)
         self._order = stored_order(layouts)
         abstract = self._order.abstract_model(self._program.abstract_state())
@@ -127,6 +127,18 @@ class LoadedRun:
         self.params: Params = params
         self.model_state: Any = read_tree(stored, "model_state", abstract.model_state)
         self.step = stored.step
+
+    def _fit_layouts(self, fitted: Fitted) -> ShardingPlan:
+        """Lays out the model by a strategy; one that the user did not request may fall back to data parallelism."""
+        config, devices = self.config, choose_evenly(fitted.devices) if fitted.devices < len(jax.devices()) else None
+        if fitted.as_given:
+            return plan_layouts(replace(config, strategy=fitted.strategy), self.model, devices)
+        indivisible = "replicate" if config.layouts.indivisible == "error" else config.layouts.indivisible
+        lenient = replace(config, layouts=replace(config.layouts, indivisible=indivisible))
+        try:
+            return plan_layouts(replace(lenient, strategy=fitted.strategy), self.model, devices)
+        except UserError:
+            return plan_layouts(replace(lenient, strategy=rows_alone(fitted.devices).strategy), self.model, devices)
 
     @property
     def layouts(self) -> ShardingPlan:
@@ -416,19 +428,6 @@ def compare_with_log(
         "checkpoint verify)."
     )
     return LogComparison(rows, log_rows, logged, warning=warning if differing else "")
-
-
-def _fit_layouts(config: Config, model: Model | BlockModel, fitted: Fitted) -> ShardingPlan:
-    """Lays out a model by a strategy; one that the user did not request may fall back to data parallelism."""
-    devices = choose_evenly(fitted.devices) if fitted.devices < len(jax.devices()) else None
-    if fitted.as_given:
-        return plan_layouts(replace(config, strategy=fitted.strategy), model, devices)
-    indivisible = "replicate" if config.layouts.indivisible == "error" else config.layouts.indivisible
-    lenient = replace(config, layouts=replace(config.layouts, indivisible=indivisible))
-    try:
-        return plan_layouts(replace(lenient, strategy=fitted.strategy), model, devices)
-    except UserError:
-        return plan_layouts(replace(lenient, strategy=rows_alone(fitted.devices).strategy), model, devices)
 
 
 def write_folder(run: LoadedRun, target: Path) -> str:

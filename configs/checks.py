@@ -23,12 +23,7 @@ ELASTIC_KEY = "launch.elastic"
 
 
 def check_devices(
-    strategy: Mapping[str, Any],
-    train: TrainConfig,
-    rules: Rules,
-    num_devices: int,
-    num_processes: int = 1,
-    is_target: bool = False,
+    strategy: Mapping[str, Any], train: TrainConfig, rules: Rules, num_devices: int, *, can_simulate: bool = True
 ) -> dict[str, int]:
     """Checks the sizes of a config against the number of devices of the run.
 
@@ -37,8 +32,7 @@ def check_devices(
         train: The section `train`.
         rules: `layouts.rules`.
         num_devices: The devices of all processes.
-        num_processes: The number of processes.
-        is_target: True if the devices are named, so that simulating others is no remedy.
+        can_simulate: Whether simulating other devices is a remedy.
 
     Returns:
         Mesh axis -> size, with -1 resolved.
@@ -49,9 +43,7 @@ def check_devices(
     if AUTO in strategy:
         raise ConfigError(["strategy: auto is for train, launch, explain and plan. Set the sizes that explain prints."])
     there_are = "there is 1 device" if num_devices == 1 else f"there are {num_devices} devices"
-    can_simulate = num_processes == 1 and not is_target
-    problems = size_problems(strategy, train, rules, num_devices, there_are, can_simulate=can_simulate)
-    if problems:
+    if problems := size_problems(strategy, train, rules, num_devices, there_are, can_simulate):
         raise ConfigError([problem.message for problem in problems])
     return resolved_sizes(axis_sizes(strategy), num_devices)
 
@@ -62,7 +54,6 @@ def size_problems(
     rules: Rules,
     num_devices: int | None,
     known_from: str = "",
-    *,
     can_simulate: bool = False,
 ) -> list[Problem]:
     """Returns the problems of the sizes of the strategy and the batch.
@@ -81,8 +72,7 @@ def size_problems(
         message = f"strategy: {' and '.join(rests)}: only one axis can be -1. Set the sizes of the others."
         return [Problem("strategy", message)]
     if num_devices is not None:
-        problem = _product_problem(sizes, num_devices, known_from, can_simulate)
-        if problem:
+        if problem := _product_problem(sizes, num_devices, known_from, can_simulate):
             return [problem]
         sizes = resolved_sizes(sizes, num_devices)
     ruled = {axis for entries in rules.values() for entry in entries for axis in names_of(entry)}

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..configs.config_paths import search_path
 from ..configs.schema import Config
 from ..data.splits import open_splits
 from ..layouts.paths import in_blocks
@@ -130,7 +129,7 @@ def model_sizes(config: Config) -> ModelSizes:
     Raises:
         UserError: The model or its data is invalid.
     """
-    folders = search_path(config.run.root)
+    folders = config.run.search_path
     splits = open_splits(config.data, folders)
     model = configured_model(config, splits)
     alone = replace(config, strategy=read_strategy({"data": 1}), train=replace(config.train, accumulate=1))

@@ -24,7 +24,7 @@ MAX_CODE_LINES = {
     "checkpoints": 1080,
     "training": 2500,
     "configs": 1570,
-    "runtime": 3540,
+    "runtime": 3510,
     "planning": 2060,
     "report": 1150,
     "launch": 4000,

@@ -86,7 +86,7 @@ class Compilations:
         """
         self.target, self.environment = target, environment
         self.folder = tempfile.TemporaryDirectory(prefix="spmdkit-search-")
-        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.processes: dict[int, subprocess.Popen[Any]] = {}
         self.started = 0
 
     def __enter__(self) -> "Compilations":
@@ -137,13 +137,13 @@ class Compilations:
         return Outcome(None, f"exit code {code}: {problem.strip()[:200]}")
 
 
-def _start(words: Sequence[str], environment: Mapping[str, str], **streams: Any) -> "subprocess.Popen[bytes]":
+def _start(words: Sequence[str], environment: Mapping[str, str], **streams: Any) -> "subprocess.Popen[Any]":
     """Starts `spmdkit WORDS` in a session of its own, with variables besides those of this process."""
     command = [sys.executable, "-P", "-m", PACKAGE, *words]
     return subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True, **streams)
 
 
-def _kill(process: "subprocess.Popen[bytes]") -> int:
+def _kill(process: "subprocess.Popen[Any]") -> int:
     """Ends a process, if it still runs, with everything that it started; returns its exit code."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -13,22 +13,26 @@ from ..parallel.options import Precision
 from ..parallel.schedule.builders import too_few_microbatches
 from ..parallel.sharding.strategies import axes_that_split, axis_names
 from .config_errors import ConfigError, Problem
-from .schema import CheckpointConfig, Config, TrainConfig
+from .schema import CheckpointConfig, TrainConfig
 
+Rules = Mapping[str, Iterable[str | tuple[str, ...] | None]]
 REST = -1
 AUTO = "auto"
 """The strategy that stands for a search of the mesh, see planning/auto_strategy.py."""
 ELASTIC_KEY = "launch.elastic"
 
 
-def check_devices(config: Config, num_devices: int, num_processes: int = 1, is_target: bool = False) -> dict[str, int]:
-    """Checks a config against the number of devices of the run.
+def check_devices(
+    strategy: Mapping[str, Any], train: TrainConfig, rules: Rules, num_devices: int, *, can_simulate: bool = True
+) -> dict[str, int]:
+    """Checks the sizes of a config against the number of devices of the run.
 
     Args:
-        config: A loaded config.
+        strategy: The section `strategy`.
+        train: The section `train`.
+        rules: `layouts.rules`.
         num_devices: The devices of all processes.
-        num_processes: The number of processes.
-        is_target: True if the devices are named, so that simulating others is no remedy.
+        can_simulate: Whether simulating other devices is a remedy.
 
     Returns:
         Mesh axis -> size, with -1 resolved.
@@ -36,37 +40,42 @@ def check_devices(config: Config, num_devices: int, num_processes: int = 1, is_t
     Raises:
         ConfigError: The product of the sizes is not `num_devices`, or the batch cannot be split over them.
     """
-    if AUTO in config.strategy:
+    if AUTO in strategy:
         raise ConfigError(["strategy: auto is for train, launch, explain and plan. Set the sizes that explain prints."])
     there_are = "there is 1 device" if num_devices == 1 else f"there are {num_devices} devices"
-    problems = size_problems(config, num_devices, there_are, can_simulate=num_processes == 1 and not is_target)
-    if problems:
+    if problems := size_problems(strategy, train, rules, num_devices, there_are, can_simulate):
         raise ConfigError([problem.message for problem in problems])
-    return resolved_sizes(axis_sizes(config.strategy), num_devices)
+    return resolved_sizes(axis_sizes(strategy), num_devices)
 
 
 def size_problems(
-    config: Config, num_devices: int | None, known_from: str = "", *, can_simulate: bool = False
+    strategy: Mapping[str, Any],
+    train: TrainConfig,
+    rules: Rules,
+    num_devices: int | None,
+    known_from: str = "",
+    can_simulate: bool = False,
 ) -> list[Problem]:
     """Returns the problems of the sizes of the strategy and the batch.
 
     Args:
-        config: A config with values of the right types.
+        strategy: The section `strategy`.
+        train: The section `train`.
+        rules: `layouts.rules`.
         num_devices: The devices of all processes; None = not known yet.
         known_from: The origin of that number for messages: "run.simulate=4 gives 4 devices".
         can_simulate: Proposes run.simulate if there are too few devices.
     """
-    strategy, train, sizes = config.strategy, config.train, axis_sizes(config.strategy)
+    sizes = axis_sizes(strategy)
     rests = [f"{axis}=-1" for axis, size in sizes.items() if size == REST]
     if len(rests) > 1:
         message = f"strategy: {' and '.join(rests)}: only one axis can be -1. Set the sizes of the others."
         return [Problem("strategy", message)]
     if num_devices is not None:
-        problem = _product_problem(sizes, num_devices, known_from, can_simulate)
-        if problem:
+        if problem := _product_problem(sizes, num_devices, known_from, can_simulate):
             return [problem]
         sizes = resolved_sizes(sizes, num_devices)
-    ruled = {axis for entries in config.layouts.rules.values() for entry in entries for axis in names_of(entry)}
+    ruled = {axis for entries in rules.values() for entry in entries for axis in names_of(entry)}
     split = _row_split(strategy, sizes, ruled, train.accumulate)
     found = (
         _microbatches_problem(strategy, sizes),
@@ -87,7 +96,7 @@ def resolved_sizes(sizes: Mapping[str, int], num_devices: int) -> dict[str, int]
     return {axis: rest if size == REST else size for axis, size in sizes.items()}
 
 
-def layout_problems(rules: Mapping[str, Iterable[str | tuple[str, ...] | None]]) -> list[Problem]:
+def layout_problems(rules: Rules) -> list[Problem]:
     """Returns the problems of layout rules that need no model: invalid patterns and unknown axes."""
     problems, axes = [], axis_names()
     for pattern, entries in rules.items():

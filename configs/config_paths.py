@@ -43,15 +43,6 @@ def find_root(tree: Mapping[str, Any], given_by: Mapping[str, str], directory: P
     return (Path.cwd() if _is_override(ROOT, given_by) else below) / Path(given).expanduser()
 
 
-def search_path(root: str) -> tuple[Path, ...]:
-    """Returns the directories of the user's own modules: `run.root`, then the working directory.
-
-    Args:
-        root: `run.root` of a loaded config.
-    """
-    return (Path(root or "."), Path.cwd())
-
-
 def anchor_overrides(tree: dict[str, Any], given_by: Mapping[str, str], root: Path) -> None:
     """Makes the relative paths in overrides absolute, in place, unless they start from `root` anyway."""
     if root == Path.cwd():
@@ -119,7 +110,7 @@ def code_problems(config: Config) -> list[Problem]:
     }
     named |= {f"callbacks.{place}.name": each["name"] for place, each in enumerate(config.callbacks)}
     names = {key: name for key, name in named.items() if isinstance(name, str) and ":" in name}
-    found = {key: _explain_refusal(name, config.run.allow, search_path(config.run.root)) for key, name in names.items()}
+    found = {key: _explain_refusal(name, config.run.allow, config.run.search_path) for key, name in names.items()}
     return [Problem(key, f"{key}={names[key]!r} {message}") for key, message in found.items() if message]
 
 

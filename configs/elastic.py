@@ -14,7 +14,7 @@ and train.accumulate stay the same: with fewer devices, each of them has more ro
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import log2, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..mesh.axes import divisors
 from ..mesh.errors import counted
@@ -82,19 +82,18 @@ def fit_to_devices(config: Config, num_devices: int, num_processes: int = 1) -> 
     if not elastic:
         return Fitted(config, num_devices)
 
-    def resized(found: Mapping[str, int]) -> Config:
-        strategy = {axis: replace(options, size=found[axis]) for axis, options in config.strategy.items()}
-        return replace(config, strategy=strategy)
+    def resized(found: Mapping[str, int]) -> dict[str, Any]:
+        return {axis: replace(options, size=found[axis]) for axis, options in config.strategy.items()}
 
     def fits(found: Mapping[str, int]) -> bool:
-        return not size_problems(resized(found), prod(found.values()))
+        return not size_problems(resized(found), config.train, config.layouts.rules, prod(found.values()))
 
     found = refit(sizes, elastic, num_devices, fits, multiple=num_processes)
     if found is None:
         message = _nothing_fits(sizes, elastic, config.train, num_devices, num_processes)
         raise ConfigError([message], ELASTIC_KEY)
     used = prod(found.values())
-    return Fitted(resized(found), used, _summarize(sizes, found, used, num_devices))
+    return Fitted(replace(config, strategy=resized(found)), used, _summarize(sizes, found, used, num_devices))
 
 
 def _assignments(axes: Sequence[str], product: int) -> Iterator[dict[str, int]]:

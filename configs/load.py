@@ -257,7 +257,7 @@ def _cross_checks(
     found += elastic_problems(config.strategy, config.launch.elastic)
     num_devices, known_from = _known_devices(config.launch, config.run.simulate, num_processes, simulate)
     if not config.launch.elastic or num_devices is None:
-        return found + size_problems(config, num_devices, known_from)
+        return found + size_problems(config.strategy, config.train, config.layouts.rules, num_devices, known_from)
     if not found:
         try:
             fit_to_devices(config, num_devices, num_processes or config.launch.num_processes)

@@ -64,6 +64,11 @@ class RunConfig:
         problems += [f"run.xla: {each!r} is not an XLA option such as xla_gpu_autotune_level=2." for each in wrong]
         raise_problems(problems)
 
+    @property
+    def search_path(self) -> tuple[Path, ...]:
+        """The directories of the user's own modules: `root`, then the working directory."""
+        return (Path(self.root or "."), Path.cwd())
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCheck:

@@ -1,13 +1,13 @@
 """Paths of the leaves of a pytree, names joined by `/`, and regular expressions that select them."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.tree_util import KeyPath, keystr
 
-from ..mesh.errors import UserError, did_you_mean
+from ..mesh.errors import did_you_mean, raise_problems
 
 MAX_NAMED = 3
 """Paths in one message."""
@@ -73,6 +73,22 @@ def flatten_mapping(values: Mapping[Any, Any], prefix: str = "") -> dict[str, An
         nested = isinstance(value, Mapping) and value
         found |= flatten_mapping(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
     return found
+
+
+def differing_leaves(found: Any, wanted: Any, describe: Callable[[Any], str]) -> Iterator[tuple[str, str, str]]:
+    """Yields the paths at which two trees differ: (path, description in the first tree, description in the second).
+
+    Args:
+        found: Any pytree.
+        wanted: Another.
+        describe: Describes a leaf; leaves with equal descriptions do not differ. A leaf of one tree alone is "missing"
+            in the other.
+    """
+    trees = [dict(leaves_with_paths(tree)) for tree in (found, wanted)]
+    for path in {**trees[1], **trees[0]}:
+        have, want = (describe(tree[path]) if path in tree else "missing" for tree in trees)
+        if have != want:
+            yield path, have, want
 
 
 def split_at_paths(tree: Any, paths: Collection[str]) -> tuple[Any, Any]:
@@ -142,17 +158,13 @@ def match_paths(patterns: Sequence[str], paths: Sequence[str], key: str) -> dict
         UserError: Patterns match no path; the message has the nearest path of each.
     """
     matched = {pattern: [path for path in paths if matches(pattern, path)] for pattern in patterns}
-    unmatched = [pattern for pattern, found in matched.items() if not found]
-    if unmatched:
-        raise UserError(
-            "\n".join(f"{key}: {pattern!r} matches no parameter.{_near(pattern, paths)}" for pattern in unmatched)
-        )
+    first = f" The parameters are {some(paths) or 'none'}."
+    raise_problems(
+        f"{key}: {pattern!r} matches no parameter.{did_you_mean(pattern, paths, cutoff=0.4) or first}"
+        for pattern, found in matched.items()
+        if not found
+    )
     return matched
-
-
-def _near(pattern: str, paths: Sequence[str]) -> str:
-    """Returns the nearest path as a hint, or the first paths."""
-    return did_you_mean(pattern, paths, cutoff=0.4) or f" The parameters are {some(paths) or 'none'}."
 
 
 def some(names: Iterable[str], most: int = MAX_NAMED) -> str:

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
+import jax
+
 from ..mesh.errors import counted as counted
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
@@ -36,6 +38,11 @@ class RowSplit(NamedTuple):
     def total(self) -> int:
         """The number of parts; the rows of a batch must be a multiple of it."""
         return prod(self.parts.values())
+
+    def part(self, batch: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the shapes and dtypes of one part of a batch."""
+        shapes = {name: (array.shape[0] // self.total, *array.shape[1:]) for name, array in batch.items()}
+        return {name: jax.ShapeDtypeStruct(shape, batch[name].dtype) for name, shape in shapes.items()}
 
     def fits(self, rows: int) -> bool:
         """Returns True if every part has the same positive number of rows."""

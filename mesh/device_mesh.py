@@ -1,6 +1,7 @@
 """DeviceMesh: devices in a grid with named axes."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -142,6 +143,11 @@ class DeviceMesh:
         return self._axis_names
 
     @property
+    def split_axes(self) -> dict[str, int]:
+        """Axis -> size, of the axes with a size over 1."""
+        return {name: size for name, size in zip(self._axis_names, self.shape, strict=True) if size > 1}
+
+    @property
     def devices(self) -> np.ndarray:
         """Device names, shaped like the mesh; read-only."""
         return self._devices
@@ -211,14 +217,10 @@ class DeviceMesh:
         return f"DeviceMesh({sizes_text(self.shape, self._axis_names)}; {counted(self.size, 'device')})"
 
     def __str__(self) -> str:
-        return draw(self._devices, self._axis_names, self._known_crossing())
-
-    def _known_crossing(self) -> tuple[str, ...]:
-        """Returns the axes that cross processes; none if JAX's devices are not open or on other machines."""
-        try:
-            return self.axes_across_processes if backend_started() else ()
-        except UserError:
-            return ()
+        across: tuple[str, ...] = ()
+        with suppress(UserError):  # its devices may be on other machines
+            across = self.axes_across_processes if backend_started() else ()
+        return draw(self._devices, self._axis_names, across)
 
 
 def _name(device: str | Device) -> str:

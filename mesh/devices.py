@@ -48,12 +48,21 @@ def list_devices(device_type: str | None = None, *, target: str | None = None) -
         if not has_accelerators():
             jax.config.update("jax_platforms", "cpu")  # otherwise, JAX's CUDA plugin looks for a driver
         return parse_target(target).device_names()
-    return [device_name(device) for device in _devices(device_type)]
+    platform = device_type.lower() if device_type else None
+    try:
+        return [device_name(device) for device in jax.devices(platform)]
+    except RuntimeError as error:
+        if platform is None:
+            raise
+        raise UserError(
+            f"device_type={device_type!r}: unknown device type; JAX sees {_some(list_devices())}. "
+            "Use one of the types it sees, or install the jaxlib plug-in for that type."
+        ) from error
 
 
 def get_device_count(device_type: str | None = None) -> int:
     """Returns the number of devices of all processes; see `list_devices`."""
-    return len(_devices(device_type))
+    return len(list_devices(device_type))
 
 
 def device_name(device: Device) -> str:
@@ -125,19 +134,6 @@ def _check_enough(num_devices: int) -> None:
             "device is used. Call simulate or DeviceMesh.simulated at the start of the program, set run.simulate "
             f"in the config, or start Python with JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES={num_devices}."
         )
-
-
-def _devices(device_type: str | None) -> list[Device]:
-    platform = device_type.lower() if device_type else None
-    try:
-        return jax.devices(platform)
-    except RuntimeError as error:
-        if platform is None:
-            raise
-        raise UserError(
-            f"device_type={device_type!r}: unknown device type; JAX sees {_some(list_devices())}. "
-            "Use one of the types it sees, or install the jaxlib plug-in for that type."
-        ) from error
 
 
 def _normal(name: str) -> str:

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..mesh.errors import UserError
 from ..mesh.keys import make_key
 from ..parallel.model import LOGITS, Batch, BlockModel, Model, Params, without_predict
+from ..parallel.model.user_errors import as_user_error
 from ..parallel.step.state import seed_problem
 
 
@@ -62,7 +63,7 @@ def generate(
         )
     if problem := seed_problem(seed, "seed"):
         raise UserError(problem)
-    _check_tokens(predict, params, start, window)
+    _check_tokens(model, params, start, window)
     text = np.zeros((window + length,), np.int32)
     text[: len(start)] = start
     new_tokens = _continue(
@@ -137,10 +138,18 @@ def check_text(prompt: str) -> None:
         raise UserError(f"The prompt {prompt!r:.80} is not valid UTF-8: {error.reason}. Write it in UTF-8.") from None
 
 
-def _check_tokens(predict: Callable[[Params, Batch], Array], params: Params, start: Sequence[int], window: int) -> None:
-    """Checks the tokens against the shape of the model's predictions."""
-    inputs: Any = jax.ShapeDtypeStruct((1, window), jnp.int32)
-    shape = jax.eval_shape(predict, params, {"inputs": inputs}).shape
+def _check_tokens(model: Model | BlockModel, params: Params, start: Sequence[int], window: int) -> None:
+    """Checks that the model predicts one array from tokens alone, and the tokens against its shape."""
+    predict: Any = model.predict
+    inputs = jax.ShapeDtypeStruct((1, window), jnp.int32)
+    with as_user_error(f"model {model.name!r}: predict, given inputs (1, {window}) alone,", predict):
+        found = jax.eval_shape(predict, params, {"inputs": inputs})
+    if not hasattr(found, "shape"):
+        raise UserError(
+            f"The model {model.name} predicts a {type(found).__name__}. To continue a prompt it must predict one "
+            "array, logits for each position."
+        )
+    shape = found.shape
     if len(shape) != 3 or shape[:2] != (1, window):
         raise UserError(
             f"The model predicts an array of shape {shape} for {window} tokens. To continue a prompt it must predict "

@@ -27,24 +27,12 @@ OTHERWISE = "h100"
 """The card whose proportions count for devices without a card, such as simulated ones."""
 
 
-def choose_strategy(config: Config, target: Target) -> Config:
+def choose_strategy(config: Config, target: Target | None = None, *, fresh: bool = False) -> Config:
     """Returns a config with the fastest strategy by the estimate in place of `strategy: auto`; any other as it is.
 
     Args:
         config: The run's configuration.
-        target: The accelerators.
-
-    Raises:
-        UserError: The model or its data is invalid, or nothing fits.
-    """
-    return rank(config, target)[0][0].candidate.configure(config) if AUTO in config.strategy else config
-
-
-def choose_for_run(config: Config, *, fresh: bool = False) -> Config:
-    """Replaces `strategy: auto` for the devices of this run; every process of the run calls it.
-
-    Args:
-        config: The run's configuration.
+        target: The accelerators; by default the devices of this run, every process of which then calls this.
         fresh: Whether the run starts again, without what its directory records.
 
     Raises:
@@ -52,7 +40,9 @@ def choose_for_run(config: Config, *, fresh: bool = False) -> Config:
     """
     if AUTO not in config.strategy:
         return config
-    chosen = None if fresh else _recorded(config, jax.device_count())
+    if target is not None:
+        return rank(config, target)[0][0].candidate.configure(config)
+    chosen = None if fresh else _recorded(Path(config.run.dir), jax.device_count())
     source = "as the run began"
     if chosen is None:
         target = local_target()
@@ -85,9 +75,8 @@ def _card(kind: str) -> Target:
     return parse_target(f"{OTHERWISE}:1x1")
 
 
-def _recorded(config: Config, num_devices: int) -> Config | None:
-    """Returns the config that the run directory records, if its mesh has as many devices."""
-    folder = Path(config.run.dir)
+def _recorded(folder: Path, num_devices: int) -> Config | None:
+    """Returns the config that a run directory records, if its mesh has as many devices."""
     if not is_run_directory(folder):
         return None
     recorded = load_config(folder / CONFIG, sizes=False)

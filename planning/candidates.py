@@ -1,13 +1,13 @@
 """Candidates of a search: every mesh, schedule, number of microbatches and rematerialization that a model allows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..configs import config_paths
 from ..configs.schema import Config
 from ..data.splits import open_splits
 from ..layouts.paths import in_blocks
@@ -129,11 +129,12 @@ def model_sizes(config: Config) -> ModelSizes:
     Raises:
         UserError: The model or its data is invalid.
     """
-    splits = open_splits(config.data, config_paths.search_path(config.run.root))
+    folders = config.run.search_path
+    splits = open_splits(config.data, folders)
     model = configured_model(config, splits)
     alone = replace(config, strategy=read_strategy({"data": 1}), train=replace(config.train, accumulate=1))
     layouts, step = plan_step(alone, model, list_devices(target=ONE_DEVICE))
-    sizes = _transformer_sizes(config, data_facts(splits, config.data.length))
+    sizes = _transformer_sizes(config.model, data_facts(splits, config.data.length), folders)
     layers = model.num_blocks if isinstance(model, BlockModel) else 1
     counts = {row.path: prod(row.shape) for row in layouts.table.rows}
     blocks = sum(count for path, count in counts.items() if in_blocks(path) and isinstance(model, BlockModel))
@@ -151,14 +152,16 @@ def model_sizes(config: Config) -> ModelSizes:
     )
 
 
-def _transformer_sizes(config: Config, facts: dict[str, int]) -> TransformerConfig | None:
+def _transformer_sizes(
+    model: Mapping[str, Any], facts: dict[str, int], folders: Sequence[Path]
+) -> TransformerConfig | None:
     """Returns the options of a transformer, with the sizes of the data; None for another model."""
-    name = config.model["name"]
-    if "lora" in config.model or name not in ("transformer", "moe", "hugging_face"):
+    name = model["name"]
+    if "lora" in model or name not in ("transformer", "moe", "hugging_face"):
         return None
     if name != "moe":
-        return transformer_of(config.model, facts, config_paths.search_path(config.run.root))[0]
-    options = {key: value for key, value in config.model.items() if key not in ("name", "check")}
+        return transformer_of(model, facts, folders)[0]
+    options = {key: value for key, value in model.items() if key not in ("name", "check")}
     sizes = {fact: options.get(fact) or facts.get(fact, 0) for fact in ("vocabulary", "length")}
     return MODELS[name][0](**{**options, **sizes})
 

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from ..configs.schema import Config
 from ..mesh.targets import Target
 from ..models.layers import MAX_LOGITS_BYTES
 from ..models.moe import MoEConfig
 from ..models.transformer_config import TransformerConfig
+from ..parallel.options import Precision
 from ..parallel.schedule.builders import make_schedule
 from ..parallel.schedule.schedule_table import Schedule
 from ..parallel.schedule.timing import measure
@@ -69,18 +69,19 @@ class Estimate(NamedTuple):
 class Estimator:
     """Estimates candidates of one config for one target."""
 
-    def __init__(self, config: Config, model: ModelSizes, target: Target) -> None:
+    def __init__(self, model: ModelSizes, target: Target, global_batch: int, precision: Precision) -> None:
         """Reads what all candidates share.
 
         Args:
-            config: The run's configuration.
-            model: Facts about its model.
+            model: Facts about the model.
             target: The accelerators.
+            global_batch: Rows of a step.
+            precision: The section `precision`.
         """
-        self.model, self.target, self.batch = model, target, config.train.global_batch
-        self.width = jnp.dtype(config.precision.compute).itemsize
-        self.reduced = jnp.dtype(config.precision.reduce).itemsize
-        self.peak = target.card.flops.get(config.precision.compute) or max(target.card.flops.values())
+        self.model, self.target, self.batch = model, target, global_batch
+        self.width = jnp.dtype(precision.compute).itemsize
+        self.reduced = jnp.dtype(precision.reduce).itemsize
+        self.peak = target.card.flops.get(precision.compute) or max(target.card.flops.values())
         self.collective = lru_cache(1 << 16)(self._collective)
         self.group = lru_cache(1 << 14)(self._group)
 

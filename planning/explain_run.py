@@ -13,7 +13,7 @@ from ..mesh.targets import parse_target
 from ..runtime.build_run import build, prepare_devices
 from ..runtime.compilation import open_cache
 from ..runtime.explain import Explanation, explain_built
-from .auto_strategy import choose_for_run, choose_strategy
+from .auto_strategy import choose_strategy
 from .run_plan import time_lines, tokens_per_device
 from .timeline import Timeline, simulate
 
@@ -73,7 +73,7 @@ def explain(config: Config, target: str | None = None, hlo: Path | None = None) 
         open_cache(config.run, config.timeouts.rendezvous)
     elif config.precision.needs_x64:
         jax.config.update("jax_enable_x64", True)
-    config = choose_strategy(config, parse_target(target)) if target else choose_for_run(config)
+    config = choose_strategy(config, parse_target(target) if target else None)
     built = build(config, devices=list_devices(target=target) if target else None)
     explanation = explain_built(built)
     text = built.step.compile(built.batch).as_text() or "" if target or hlo else ""

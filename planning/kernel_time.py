@@ -109,7 +109,7 @@ def kernel_work(
         share, flops = efficiency.attention, _attention_flops(instruction, operands, "Backward" in attention[1])
     elif fused := program.called(instruction):
         flops, moved = _dot_flops(fused, program), _bytes_of_fusion(instruction, fused, operands)
-        dtype = next((_input_dtype(each, fused) for each in fused if each.opcode == "dot"), dtype)
+        dtype = next((fused.operands_of(each)[0].results[0].dtype for each in fused if each.opcode == "dot"), dtype)
     elif instruction.opcode == "dot":
         flops = _flops_of_dot(instruction, operands)
     elif instruction.opcode in SLICES:
@@ -130,10 +130,6 @@ def _peak(card: Card, dtype: str) -> float:
             f"{', '.join(card.flops)}. Add one of {name}."
         )
     return card.flops[name]
-
-
-def _input_dtype(dot: Instruction, fused: Computation) -> str:
-    return fused.operands_of(dot)[0].results[0].dtype
 
 
 def _gemm_flops(instruction: Instruction, operands: list[Instruction]) -> float:

@@ -302,7 +302,7 @@ def _analytic(built: Built, common: dict[str, Any], why: str) -> RunPlan:
         traffic=traffic,
         step_seconds=_bound(built, common, traffic),
         peak_bytes=common["analytic"].peak_bytes,
-        notes=(*([built.re_formed] if built.re_formed else []), *built.layouts.notes, why),
+        notes=(*built.notes, why),
     )
 
 

@@ -2,11 +2,12 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
+from ..parallel.xla.census import computations_of
+
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(")
 _ARRAY = re.compile(r"\b(pred|token|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 _OPERAND = re.compile(r"%([\w.\-]+)")
@@ -118,19 +119,15 @@ def parse_program(text: str) -> Program:
     Args:
         text: `compiled.as_text()` of a backend that schedules its programs, as GPUs' does.
     """
-    computations: dict[str, list[Instruction]] = {}
-    entry = current = ""
-    for line in text.splitlines():
-        if header := _COMPUTATION.match(line):
-            current = header[2]
-            computations[current] = []
-            entry = current if header[1] else entry
-        elif current and (found := _INSTRUCTION.match(line)):
+    lines, entry = computations_of(text)
+    return Program({name: Computation(list(_instructions(each))) for name, each in lines.items()}, entry)
+
+
+def _instructions(lines: Iterable[str]) -> Iterator[Instruction]:
+    for line in lines:
+        if found := _INSTRUCTION.match(line):
             operands, attributes = _split(line[found.end() :])
-            computations[current].append(
-                Instruction(found[1], found[3], _arrays(found[2]), tuple(_OPERAND.findall(operands)), attributes)
-            )
-    return Program({name: Computation(each) for name, each in computations.items()}, entry)
+            yield Instruction(found[1], found[3], _arrays(found[2]), tuple(_OPERAND.findall(operands)), attributes)
 
 
 def _arrays(text: str) -> tuple[Array, ...]:

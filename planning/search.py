@@ -9,21 +9,22 @@ of compiled steps that fit, or at a time limit.
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..configs.config_text import resolved_yaml
+from ..configs.launch_config import LaunchConfig
 from ..configs.schema import Config
 from ..layouts.sizes import format_bytes
 from ..mesh.errors import UserError, counted
 from ..mesh.files import check_replaceable, write_text
 from ..mesh.targets import Target, has_compiler, parse_target
 from .candidates import Candidate, enumerate_candidates, model_sizes
-from .compilations import Compilations, Outcome
 from .estimate import Estimate, Estimator
 from .run_plan import USABLE
+from .separate_process import Compilations, Outcome
 
 A_WEEK = 604800
 """Seconds."""
@@ -205,9 +206,13 @@ def search(
         most = 0
     rows, counts = rank(config, target)
     if most:
-        workers = _workers()
-        with Compilations(config, target_text, environment or {}) as compilations:
-            late = _compile_best(rows, compilations, _limit(target), most, begin + seconds, workers)
+        local = replace(config, launch=LaunchConfig())
+
+        def to_yaml(candidate: Candidate) -> str:
+            return resolved_yaml(candidate.configure(local))
+
+        with Compilations(target_text, environment or {}) as compilations:
+            late = _compile_best(rows, compilations, to_yaml, _limit(target), most, begin + seconds)
         if late:
             notes.append(f"The search ended at its time limit of {seconds:.0f} s: --seconds raises it.")
     compiled = [row for row in rows if row.outcome]
@@ -247,7 +252,7 @@ def rank(config: Config, target: Target) -> tuple[list[Row], dict[str, int]]:
         UserError: The model or its data is invalid, or nothing fits.
     """
     model = model_sizes(config)
-    estimator, limit = Estimator(config, model, target), _limit(target)
+    estimator, limit = Estimator(model, target, config.train.global_batch, config.precision), _limit(target)
     counts: Counter[str] = Counter({"candidates": 0, "too large": 0})
     rows, smallest = [], None
     for candidate in enumerate_candidates(model, target, config.train.global_batch):
@@ -291,12 +296,17 @@ def _workers() -> int:
 
 
 def _compile_best(
-    rows: list[Row], compilations: Compilations, limit: float, most: int, deadline: float, workers: int
+    rows: list[Row],
+    compilations: Compilations,
+    to_yaml: Callable[[Candidate], str],
+    limit: float,
+    most: int,
+    deadline: float,
 ) -> bool:
     """Compiles the most promising candidates, and corrects the estimates of others; returns True at the deadline."""
     corrections, left, meshes = Corrections(), list(rows), Counter[Any]()
     running: dict[int, Row] = {}
-    best, found = float("inf"), 0
+    best, found, workers = float("inf"), 0, _workers()
     while True:
         while len(running) < workers and found < most:
             allowed = [
@@ -307,7 +317,7 @@ def _compile_best(
                 break
             left.remove(row)
             meshes[row.candidate.mesh] += 1
-            running[compilations.start(row.candidate)] = row
+            running[compilations.start(to_yaml(row.candidate))] = row
         if not running:
             return False
         finished = compilations.wait(deadline)

@@ -13,23 +13,13 @@ from typing import NamedTuple
 
 from ..mesh.targets import Card, Target
 from ..parallel.schedule.timetable import Timetable
-from ..parallel.xla.census import calls_of, replica_groups
+from ..parallel.xla.census import KINDS, calls_of, replica_groups
 from ..parallel.xla.optional_turns import EXCHANGE, part_of
 from .kernel_time import ATTENTION, EFFICIENCY, FREE, GEMM, Efficiency, kernel_work
 from .link_time import collective_seconds
 from .pipeline_time import pipeline_seconds
 from .scheduled_program import Computation, Instruction, Program, parse_program
 from .trace import COMPUTE, HOST, NETWORK, Event, Recorder
-
-COLLECTIVES = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "collective-permute",
-    "all-to-all",
-    "ragged-all-to-all",
-    "collective-broadcast",
-)
 
 
 class Exchange(NamedTuple):
@@ -205,10 +195,10 @@ class _Queues:
 
     def _collective(self, instruction: Instruction) -> Instruction | None:
         """Returns the collective that an instruction starts; it may be inside the computation of an async-start."""
-        if instruction.opcode.removesuffix("-start") in COLLECTIVES:
+        if instruction.opcode.removesuffix("-start") in KINDS:
             return instruction
         if instruction.opcode == "async-start" and (called := self.program.called(instruction)):
-            return next((each for each in called if each.opcode in COLLECTIVES), None)
+            return next((each for each in called if each.opcode in KINDS), None)
         return None
 
     def _start(self, instruction: Instruction, collective: Instruction, computation: Computation) -> None:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ..configs import config_paths
 from ..configs.checks import check_devices
 from ..configs.config_paths import below_root, is_schedule_file
 from ..configs.config_text import as_plain
@@ -65,6 +64,11 @@ class Built(NamedTuple):
         return xla_options(self.config.run.xla, self.step.plan)
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """Differences between its program and that of other devices, one line each."""
+        return (*filter(None, [self.re_formed]), *self.layouts.notes)
+
+    @property
     def limits(self) -> Limits:
         """The token ids and classes that the model accepts."""
         return model_limits(self.config.model, self.splits.vocabulary)
@@ -106,18 +110,19 @@ def build(
         UserError: Something else does not fit (LayoutError for the layouts); nothing was started.
         BadDataError: Data in memory holds a value that the model does not accept.
     """
-    splits = splits or open_splits(config.data, config_paths.search_path(config.run.root))
+    splits = splits or open_splits(config.data, config.run.search_path)
     model = freeze(model or configured_model(config, splits), config.optimizer.freeze)
     check_splits(splits, model_limits(config.model, splits.vocabulary))
     available = len(devices) if devices else jax.device_count()  # not earlier: errors above need no device
     config, used, re_formed = fit_to_devices(config, available, 1 if devices else jax.process_count())
     if used < available:
         devices = devices[:used] if devices else choose_evenly(used)
-    check_devices(config, used, jax.process_count(), is_target=devices is not None)
-    check_enough(splits.train, config.train.global_batch)
+    train, can_simulate = config.train, devices is None and jax.process_count() == 1
+    check_devices(config.strategy, train, config.layouts.rules, used, can_simulate=can_simulate)
+    check_enough(splits.train, train.global_batch)
     layouts, step = plan_step(config, model, devices)
     without_devices = layouts.mesh.target is not None and not has_compiler(layouts.mesh.target)
-    sharding, global_batch = layouts.batch_sharding(abstract=without_devices), config.train.global_batch
+    sharding, global_batch = layouts.batch_sharding(abstract=without_devices), train.global_batch
     batch = abstract_batch(splits.train, global_batch, sharding)
     for source in (splits.train, splits.evaluation):
         if source is not None and config.data.layout:
@@ -157,8 +162,8 @@ def plan_step(
         params,
         max_skips=train.max_skips,
         stacked=isinstance(model, BlockModel),
-        search_path=config_paths.search_path(config.run.root),
-        frozen=frozen_parameters(config.optimizer.freeze, config.model, params),
+        search_path=config.run.search_path,
+        frozen=layouts.frozen,
         around=adjustable if changes_learning_rate(configured_callbacks(config)) else lambda optimizer: optimizer,
     )
     accumulates = replace(layouts, options=StepOptions(accumulate=train.accumulate))  # which decides on XLA's options
@@ -186,6 +191,7 @@ def plan_layouts(config: Config, model: Model | BlockModel, devices: Sequence[st
     Raises:
         UserError: The strategy or the layouts are invalid.
     """
+    params = abstract_parameters(model, config.precision)
     return lay_out(
         model,
         strategy_from_root(config.strategy, config.run.root),
@@ -196,7 +202,7 @@ def plan_layouts(config: Config, model: Model | BlockModel, devices: Sequence[st
         indivisible=config.layouts.indivisible,
         precision=config.precision,
         devices=devices,
-        frozen=frozen_parameters(config.optimizer.freeze, config.model, abstract_parameters(model, config.precision)),
+        frozen=frozen_paths(config.optimizer.freeze, params) | frozen_by_lora(config.model, params),
     )
 
 
@@ -205,7 +211,7 @@ def configured_model(config: Config, splits: Splits) -> Model | BlockModel:
     return load_model(
         config.model,
         **data_facts(splits, config.data.length),
-        search_path=config_paths.search_path(config.run.root),
+        search_path=config.run.search_path,
         example=lambda: first_row(splits),
     )
 
@@ -216,10 +222,8 @@ def configured_callbacks(config: Config) -> dict[str, Any]:
     Raises:
         UserError: The user's own function is missing, has other options, fails, or returns no callback.
     """
-    if not config.callbacks:
-        return {}
     offered = {"config": as_plain(config), "num_steps": config.train.steps}
-    return make_callbacks(config.callbacks, offered, config_paths.search_path(config.run.root))
+    return make_callbacks(config.callbacks, offered, config.run.search_path)
 
 
 def changes_learning_rate(callbacks: Mapping[str, Any]) -> bool:
@@ -258,17 +262,6 @@ def data_facts(splits: Splits, length: int) -> dict[str, int]:
 def first_row(splits: Splits) -> dict[str, Any]:
     """Returns a batch that contains only the first training example."""
     return {**take(splits.train, np.zeros(1, np.int64)), "example": np.zeros(1, np.int32)}
-
-
-def frozen_parameters(patterns: Sequence[str], model: Mapping[str, Any], params: Any) -> frozenset[str]:
-    """Returns the paths of the parameters that are not trained.
-
-    Args:
-        patterns: `optimizer.freeze`.
-        model: The section `model`.
-        params: Shapes of the parameters.
-    """
-    return frozen_paths(patterns, params) | frozen_by_lora(model, params)
 
 
 def strategy_from_root(strategy: Mapping[str, Any], root: str) -> dict[str, Any]:

@@ -111,8 +111,7 @@ def default_options(plan: ShardingPlan) -> dict[str, Any]:
     options: dict[str, Any] = {LATENCY_HIDING: True, MEMORY_LIMIT: 1000}
     if not reduces_in_backward(plan) and not plan.pipeline:
         options[DOUBLE_BUFFERING] = True
-    axes = [name for name in plan.mesh.axis_names if plan.mesh.axis_size(name) > 1]
-    if axes == [fsdp.AXIS] and plan.mesh.axes_across_processes:
+    if list(plan.mesh.split_axes) == [fsdp.AXIS] and plan.mesh.axes_across_processes:
         options[OVERLAP_LIMIT] = 2
     return options
 

@@ -113,7 +113,7 @@ def explain_built(built: Built) -> Explanation:
         compiled=compiled_memory(compiled),
         **moved._asdict(),
         schedule=layouts.pipeline.schedule if layouts.pipeline else None,
-        notes=(*([built.re_formed] if built.re_formed else []), *layouts.notes),
+        notes=built.notes,
     )
 
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from ..configs import config_paths
 from ..data.bigram import bigram_loss
 from ..data.source import is_stream
 from ..data.sources.texts import BYTES
@@ -120,7 +119,7 @@ def sample_text(built: Built, params: Any, prompt: str, length: int, temperature
         temperature: 0 = always the likeliest token; 1 = the model's own distribution.
     """
     config = built.config
-    codec = open_codec(config.data, config_paths.search_path(config.run.root))
+    codec = open_codec(config.data, config.run.search_path)
     tokens = generate(
         built.model,
         stored_order(built.layouts).to_model(params),

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 
 from ..layouts.sizes import format_bytes
-from ..mesh.errors import TryAgain, UserError
+from ..mesh.errors import TryAgain, UserError, raise_problems
 from ..training.run_files import BESIDE, PIECES, Kind, reason
 from .build_run import Built
 
@@ -61,8 +61,7 @@ def check_directory(folder: Path) -> None:
     except OSError as error:
         raise explain_unusable(folder, error) from error
     found = [_problem(folder / name, kind) for pieces in (PIECES, BESIDE) for name, kind in pieces.items()]
-    if problems := [problem for problem in found if problem]:
-        raise UserError("\n".join(problems))
+    raise_problems(problem for problem in found if problem)
 
 
 def _problem(path: Path, kind: Kind) -> str:

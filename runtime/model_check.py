@@ -45,11 +45,7 @@ def check_functions(
     Raises:
         ModelError: It does neither.
     """
-    pieces = step.plan.rows(step.accumulate).total
-    local = {
-        name: jax.ShapeDtypeStruct((leaf.shape[0] // pieces, *leaf.shape[1:]), leaf.dtype)
-        for name, leaf in batch.items()
-    }
+    local = step.plan.rows(step.accumulate).part(batch)
     try:
         check_loss(model, local, compute=step.precision.compute, evaluates=evaluates)
     except ModelError as error:

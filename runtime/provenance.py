@@ -211,7 +211,7 @@ def describe_run(built: Built) -> dict[str, Any]:
         "versions": package_versions(),
         "model": built.model.name,
         "parameters": built.layouts.num_parameters,
-        "mesh": _sizes(mesh),
+        "mesh": mesh.split_axes,
         "devices": mesh.size,
         "processes": jax.process_count(),
         "strategy": plain["strategy"],
@@ -225,11 +225,7 @@ def describe_run(built: Built) -> dict[str, Any]:
 
 def mesh_text(mesh: DeviceMesh) -> str:
     """Returns the axes of a mesh with their sizes, if over 1: "mesh data 2 x fsdp 4"."""
-    return f"mesh {' x '.join(f'{name} {size}' for name, size in _sizes(mesh).items()) or '1 device'}"
-
-
-def _sizes(mesh: DeviceMesh) -> dict[str, int]:
-    return {name: mesh.axis_size(name) for name in mesh.axis_names if mesh.axis_size(name) > 1}
+    return f"mesh {' x '.join(f'{name} {size}' for name, size in mesh.split_axes.items()) or '1 device'}"
 
 
 def package_versions() -> dict[str, str]:

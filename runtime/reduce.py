@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import jax
 
 from ..configs.checks import axis_sizes, resolved_sizes
-from ..configs.config_paths import search_path
 from ..configs.config_text import as_plain
 from ..configs.schema import Config
 from ..data.splits import Splits, open_splits
 from ..layouts.paths import flatten_mapping, in_blocks, leaves_with_paths
+from ..mesh.axes import divisors
 from ..models.catalog import MODELS
 from ..parallel.model import BlockModel
 from ..parallel.options import Precision
@@ -69,7 +69,7 @@ def reduce_config(config: Config, precision: Precision, devices: list[str]) -> R
     sizes = resolved_sizes(axis_sizes(config.strategy), len(devices))
     inside = prod(size for axis, size in sizes.items() if axis not in _row_axes())
     length = min(config.data.length, -(-MIN_LENGTH // (2 * inside)) * 2 * inside)
-    data, folders = replace(config.data, length=length), search_path(config.run.root)
+    data, folders = replace(config.data, length=length), config.run.search_path
     splits = open_splits(data, folders)
     original = build(config, splits=splits, devices=devices)
     given = Reduced(replace(config, precision=precision), splits)
@@ -77,7 +77,7 @@ def reduce_config(config: Config, precision: Precision, devices: list[str]) -> R
     for options in _smaller_models(given, sizes):
         folded = _fold_vocabulary(splits, options, config.train.global_batch)
         smaller = Reduced(replace(config, model=options), folded)
-        for rows in _divisors(config.train.global_batch):
+        for rows in divisors(config.train.global_batch):
             train = replace(config.train, global_batch=rows, clip_norm=min(config.train.clip_norm, MAX_CLIP_NORM))
             candidate = smaller._replace(config=replace(smaller.config, train=train))
             strategy = _lower_floors(candidate, original)
@@ -98,10 +98,6 @@ def _works(candidate: Reduced, devices: list[str]) -> bool:
     except (ValueError, TypeError) as error:
         return explain_rejection(error, built.layouts) is not None
     return True
-
-
-def _divisors(number: int) -> Iterator[int]:
-    return (divisor for divisor in range(1, number + 1) if number % divisor == 0)
 
 
 def _smaller_models(given: Reduced, sizes: Mapping[str, int]) -> Iterator[Mapping[str, Any]]:

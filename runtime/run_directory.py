@@ -1,6 +1,7 @@
 """The run directory: claimed for a new run, or checked to hold this run before it continues."""
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -26,14 +27,18 @@ from .provenance import Provenance, check_data, read_provenance, to_json
 REMEDY = "or start anew: with another run.dir, or with --fresh, which moves this run aside."
 
 
-def adopt_directory(config: Config, provenance: Provenance | None = None, *, fresh: bool = False) -> Path:
+def adopt_directory(
+    run_dir: str, plain: Mapping[str, Any], provenance: Provenance, seconds: float, *, fresh: bool = False
+) -> Path:
     """Checks that the run directory is new or holds an earlier part of this run; writes nothing.
 
     Every process of the run calls this.
 
     Args:
-        config: The run's configuration.
-        provenance: The origin of the run; None compares only the config.
+        run_dir: `run.dir`.
+        plain: The plain values of the config.
+        provenance: The origin of the run.
+        seconds: Seconds to wait for the other processes.
         fresh: Whether the content of the directory will be moved aside, whatever it is.
 
     Returns:
@@ -41,12 +46,12 @@ def adopt_directory(config: Config, provenance: Provenance | None = None, *, fre
 
     Raises:
         UserError: The directory is not usable (see `check_directory`), one of its files is corrupt, or it holds a run
-            that differs in a fixed key; lists every difference.
+            that differs in a fixed key or in its data; lists every difference.
         DirectoryInUse: It belongs to another job of this machine.
         DirectoryUnavailable: Its file system is full, read-only or broken.
-        ProcessesMissing: Others did not get here within `timeouts.rendezvous`.
+        ProcessesMissing: Others did not get here in time.
     """
-    folder = absolute_path(config.run.dir)
+    folder = absolute_path(run_dir)
     check_directory(folder)
     refuse_if_in_use(folder)
     if fresh:
@@ -56,16 +61,16 @@ def adopt_directory(config: Config, provenance: Provenance | None = None, *, fre
         given = folder / "config.yaml"
         written = read_run_config(given, REMEDY) if given.exists() else {}
         if is_run(folder):
-            _check_same_run(folder, written, as_plain(config))
+            _check_same_run(folder, written, plain)
             if (folder / "metrics.jsonl").exists():
                 read_metrics(folder / "metrics.jsonl")  # a line that no run wrote is an error
             before = read_provenance(folder)
-            if before and provenance:
+            if before:
                 check_data(folder, before, provenance)
         elif written and not {*as_plain(Config())} <= {*written}:
             fix = "Rename it, or set run.dir to another directory."
             raise UserError(f"{given} was not written by a run, which would replace it. {fix}")
-    exchange("the folder of the run was read", "", seconds=config.timeouts.rendezvous)
+    exchange("the folder of the run was read", "", seconds=seconds)
     return folder
 
 
@@ -89,9 +94,7 @@ def claim_directory(folder: Path, ownership: Ownership, seconds: float) -> None:
     check_shared(folder, seconds)
 
 
-def write_config(
-    config: Config, folder: Path, provenance: Provenance | None = None, *, fresh: bool = False
-) -> list[str]:
+def write_config(config: Config, folder: Path, provenance: Provenance, *, fresh: bool = False) -> list[str]:
     """Writes provenance.json and the whole config as config.yaml, each atomically.
 
     Every process of the run calls this; process 0 writes, and the others wait for it.
@@ -99,7 +102,7 @@ def write_config(
     Args:
         config: The run's configuration.
         folder: The directory of the run, which belongs to it.
-        provenance: The origin of the run; None writes no provenance.json.
+        provenance: The origin of the run.
         fresh: Whether to move aside the content of the directory first.
 
     Returns:
@@ -113,8 +116,7 @@ def write_config(
     if is_main_process():
         make_directory(folder)
         lines = _set_aside(folder) if fresh else []
-        if provenance is not None:
-            write_text(folder / PROVENANCE, to_json(provenance))
+        write_text(folder / PROVENANCE, to_json(provenance))
         secret = any(map(is_secret, config.launch.environment))
         write_text(folder / "config.yaml", resolved_yaml(config), mode=0o600 if secret else None)
     exchange("the folder of the run was written", "", seconds=config.timeouts.rendezvous)
@@ -175,7 +177,7 @@ def _aside(folder: Path) -> Path:
     return next(each for each in numbered if not os.path.lexists(each))
 
 
-def _check_same_run(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+def _check_same_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     if not before:
         raise UserError(f"{folder} holds a run, but its config.yaml is missing. Restore it, {REMEDY}")
     there, here = flatten_mapping(before), flatten_mapping(now)

@@ -11,7 +11,7 @@ from ..configs.config_text import as_plain
 from ..configs.schema import Config
 from ..parallel.sharding.stored_order import stored_order
 from ..training.display import Display
-from ..training.stopping.gate import stops_on_signals
+from ..training.stopping.gate import Gate, stops_on_signals
 from .build_run import Built, build
 from .compilation import Compilation, open_cache
 from .finish import Reporter, explain_missing_sample
@@ -47,21 +47,23 @@ def train(config: Config, *, fresh: bool = False, reporter: Reporter | None = No
         Diverged: The loss is not finite, and `train.not_finite` allows nothing else.
     """
     with ExitStack() as stack:
-        run = _prepare(config, stack, fresh=fresh, reporter=reporter)
+        agree_on_config(as_plain(config), config.timeouts.rendezvous)
+        compilation = Compilation(open_cache(config.run, config.timeouts.rendezvous))
+        gate = stack.enter_context(stops_on_signals())
+        built = build(config)
+        check_memory(built)
+        run = _prepare(built, stack, compilation, gate, fresh=fresh, reporter=reporter)
         run.run()
     return run.exit_code
 
 
-def _prepare(config: Config, stack: ExitStack, *, fresh: bool, reporter: Reporter | None) -> TrainingRun:
-    """Builds and checks a run; writes nothing."""
-    rendezvous = config.timeouts.rendezvous
-    agree_on_config(as_plain(config), rendezvous)
-    compilation = Compilation(open_cache(config.run, rendezvous))
-    gate = stack.enter_context(stops_on_signals())
-    built = build(config)
-    check_memory(built)
+def _prepare(
+    built: Built, stack: ExitStack, compilation: Compilation, gate: Gate, *, fresh: bool, reporter: Reporter | None
+) -> TrainingRun:
+    """Compares a run with its directory and its checkpoints; writes nothing."""
+    config, rendezvous = built.config, built.config.timeouts.rendezvous
     provenance = provenance_of(built)
-    folder = adopt_directory(config, provenance, fresh=fresh)
+    folder = adopt_directory(config.run.dir, as_plain(config), provenance, rendezvous, fresh=fresh)
     before = read_provenance(folder) if not fresh and is_run(folder) else None
     abstract = stored_order(built.layouts).abstract_model(built.step.abstract_state())
     checkpoints = Checkpoints(

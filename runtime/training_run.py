@@ -13,7 +13,6 @@ import numpy as np
 
 from ..checkpoints.damage import DamagedCheckpoint, SaveFailed
 from ..checkpoints.replicas import ReplicasDiffer
-from ..configs.config_paths import search_path
 from ..data.batches import further_batches
 from ..mesh.exit_codes import FINISHED, TRY_AGAIN
 from ..mesh.processes import is_main_process, local_copy
@@ -260,7 +259,7 @@ class TrainingRun(RunContext):
             self.display.message(str(self.warm_start))
             return self.warm_start.params()
         run = self.config.run
-        return initial_params(self.config.model, self.built.model, search_path(run.root), seed=run.seed)
+        return initial_params(self.config.model, self.built.model, run.search_path, seed=run.seed)
 
     @property
     def after_step(self) -> Callable[[int, TrainState], None] | None:

@@ -12,7 +12,6 @@ import optax
 
 from ..checkpoints.manager import Checkpoints
 from ..configs.checks import REST, axis_sizes
-from ..configs.config_paths import search_path
 from ..configs.schema import Config
 from ..data.ordering.order import source_order
 from ..data.source import Source, take
@@ -57,7 +56,7 @@ def verify_config(
     precision = replace(config.precision, **dtypes, loss_scale=config.precision.scaling)
     with x64(precision), quick_compilation():
         if full:
-            splits = open_splits(config.data, search_path(config.run.root))
+            splits = open_splits(config.data, config.run.search_path)
             reduced = Reduced(replace(config, precision=precision), splits, {})
         else:
             reduced = reduce_config(config, precision, devices)

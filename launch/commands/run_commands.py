@@ -82,7 +82,7 @@ def train(arguments: argparse.Namespace) -> int:
       spmdkit train --help-restart                   the keys that may change when a run resumes, and why others may not
     """
     from ...configs import load_config
-    from ...planning.auto_strategy import choose_for_run
+    from ...planning.auto_strategy import choose_strategy
     from ...report.reporter import RunReporter
     from ...runtime.build_run import prepare_devices
     from ...runtime.train import train as run
@@ -97,7 +97,7 @@ def train(arguments: argparse.Namespace) -> int:
         config = load_config(arguments.config, arguments.overrides, num_processes=processes, simulate=simulate)
         prepare_devices(config.run, config.precision, simulate)
     with joins_processes(config.timeouts, config.run.dir):
-        config = choose_for_run(config, fresh=arguments.fresh)
+        config = choose_strategy(config, fresh=arguments.fresh)
         return run(config, fresh=arguments.fresh, reporter=RunReporter())
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...layouts.paths import in_blocks, leaves_with_paths
+from ...layouts.paths import differing_leaves, in_blocks, leaves_with_paths
 from ...layouts.sizes import array_bytes
 from ...mesh.errors import UserError, raise_problems
 from ...mesh.files import atomic_write
@@ -73,13 +73,8 @@ def _checked(config: TransformerConfig, params: Params) -> dict[str, Any]:
     """Returns the parameters by path, after checking them."""
     expected = dict(leaves_with_paths(jax.eval_shape(transformer(config).init, jax.random.key(0))))
     leaves = dict(leaves_with_paths(params))
-    shapes = {path: list(leaf.shape) for path, leaf in leaves.items()}
-    own = {path: list(leaf.shape) for path, leaf in expected.items()}
-    wrong = [
-        f"{path} is {shapes.get(path, 'missing')}; the model's is {own.get(path, 'missing')}."
-        for path in {**own, **shapes}
-        if shapes.get(path) != own.get(path)
-    ]
+    differing = differing_leaves(leaves, expected, lambda leaf: str(list(leaf.shape)))
+    wrong = [f"{path} is {given}; the model's is {own}." for path, given, own in differing]
     wrong += [
         f"{path} is spread over several processes. Save a checkpoint, and write from it in one process."
         for path, leaf in leaves.items()

@@ -32,7 +32,7 @@ from jax import Array, lax
 
 from ...layouts.paths import join
 from ...mesh.compat import varying_axes
-from ...mesh.errors import UserError
+from ...mesh.errors import raise_problems
 from ...mesh.keys import key_of
 from ..fsdp import AXIS, gather, scatter
 from ..model import Activations, BlockModel, Params, fold_block
@@ -73,8 +73,7 @@ def check_prefetch(num_blocks: int, remat: str) -> None:
             "keep everything that backward needs, or only their input. Set train.remat to "
             f"{' or '.join(PREFETCH_REMAT)}, or prefetch to 0."
         )
-    if problems:
-        raise UserError("\n".join(problems))
+    raise_problems(problems)
 
 
 def run_prefetched(

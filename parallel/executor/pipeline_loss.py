@@ -40,7 +40,7 @@ from ..model.loss_sums import LossSums
 from ..plan import ShardingPlan
 from ..schedule.builders import forwards_only
 from ..schedule.schedule_table import Kind
-from ..schedule.timetable import Entry, Pipeline, Timetable, make_timetable
+from ..schedule.timetable import Entry, Timetable, make_timetable
 from .stage import Inputs, Stage, State
 from .tick import Message, Tick, count_sends, exchange, take
 
@@ -57,7 +57,9 @@ def pipeline_loss(model: BlockModel, plan: ShardingPlan) -> LocalLoss:
     parts = make_parts(model, plan)
 
     def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None, state: Any) -> LossSums:
-        timetable = _forward_timetable(pipeline, batch)
+        rows = next(iter(batch.values())).shape[0]  # of an evaluation, which training's microbatches may not divide
+        schedule = forwards_only(pipeline.schedule, gcd(rows, pipeline.schedule.microbatches))
+        timetable = make_timetable(schedule, pipeline.stages)
         return run_forward(parts, timetable, Inputs(shards, kept, batch, key), axes=plan.manual_axes)
 
     def differentiate(
@@ -74,13 +76,6 @@ def pipeline_loss(model: BlockModel, plan: ShardingPlan) -> LocalLoss:
         return sums, gradients
 
     return LocalLoss(keep_for_step(plan), make_carriers(plan), loss, differentiate)
-
-
-def _forward_timetable(pipeline: Pipeline, batch: Batch) -> Timetable:
-    """Returns a timetable of forwards; the rows of an evaluation may not be divisible by the training microbatches."""
-    rows = next(iter(batch.values())).shape[0]
-    schedule = forwards_only(pipeline.schedule, gcd(rows, pipeline.schedule.microbatches))
-    return make_timetable(schedule, pipeline.stages)
 
 
 def sent_in_a_step(

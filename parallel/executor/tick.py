@@ -59,7 +59,8 @@ class Tick:
             return run(index, carry), self._clock + 1
 
         turns = turns._replace(now=self.wait(turns.now))
-        carry, self._clock = run_turns(part, turns, turn, (carry, self.vary(self._clock)))
+        clock = self._clock + jnp.zeros_like(self.entry.kind)  # varying over the stages, like the entry
+        carry, self._clock = run_turns(part, turns, turn, (carry, clock))
         return carry
 
     def wait(self, value: Any) -> Any:
@@ -75,10 +76,6 @@ class Tick:
         values = take(buffers, slot)
         is_single = all(leaf.shape[0] == 1 for leaf in jax.tree.leaves(buffers))
         return self.wait(values) if is_single else values
-
-    def vary(self, clock: Array) -> Array:
-        """Types the clock as varying over the stages, like the entry."""
-        return clock + jnp.zeros_like(self.entry.kind)
 
 
 def is_even(timetable: Timetable) -> bool:

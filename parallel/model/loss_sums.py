@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ...layouts.paths import leaves_with_paths
+from ...layouts.paths import differing_leaves
 from ...mesh.errors import UserError
 
 MAX_LISTED = 12
@@ -87,14 +87,11 @@ def state_problem(found: Any, state: Any) -> str | None:
         found: The returned state; arrays or their shapes.
         state: The given state.
     """
-    have, want = (dict(leaves_with_paths(tree)) for tree in (found, state))
-    for path in dict.fromkeys((*want, *have)):
-        given, expected = (f"of shape {jnp.shape(tree[path])}" if path in tree else "missing" for tree in (have, want))
-        if given != expected:
-            return (
-                f"returns a state in which {path!r} is {given}, expected {expected}. Return every array of the state "
-                "in the same shape, and nothing else: LossSums(total, weight, metrics, state)."
-            )
+    for path, given, expected in differing_leaves(found, state, lambda leaf: f"of shape {jnp.shape(leaf)}"):
+        return (
+            f"returns a state in which {path!r} is {given}, expected {expected}. Return every array of the state in "
+            "the same shape, and nothing else: LossSums(total, weight, metrics, state)."
+        )
     return None
 
 

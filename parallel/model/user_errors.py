@@ -61,7 +61,8 @@ def _passes(error: Exception, function: Any) -> bool:
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     if any((code.co_name, Path(code.co_filename).name) == WORKER_HANDLER for code in codes):
         return True
-    return _is_ours(function) and _users_frame(error) is None and not isinstance(error, DATA_ERRORS)
+    is_ours = str(getattr(_plain(function), "__module__", "")).split(".")[0] == "spmdkit"
+    return is_ours and _users_frame(error) is None and not isinstance(error, DATA_ERRORS)
 
 
 def locate_error(error: BaseException, function: Any = None) -> str:
@@ -127,10 +128,6 @@ def _users_frame(error: BaseException) -> traceback.FrameSummary | None:
         elif not file.startswith(STANDARD):
             other = summary
     return own or other
-
-
-def _is_ours(function: Any) -> bool:
-    return str(getattr(_plain(function), "__module__", "")).split(".")[0] == "spmdkit"
 
 
 STANDARD = sysconfig.get_paths()["stdlib"]

@@ -15,7 +15,7 @@ from inspect import Parameter
 from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin
 
-from ...mesh.errors import UserError, unknown_options
+from ...mesh.errors import raise_problems, unknown_options
 from .user_errors import OwnCodeError, as_user_error
 
 TYPE_NAMES = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", type(None): "null"}
@@ -129,8 +129,7 @@ def with_options(
     problems += [problem for each in taken.parameters if (problem := _type_problem(each, options, key, name))]
     missing = [p.name for p in taken.parameters if p.default is p.empty and p.name not in arguments]
     problems += [f"{key}.{each} is required: {name} lacks a default for it." for each in missing]
-    if problems:
-        raise UserError("\n".join(problems))
+    raise_problems(problems)
 
     def call(**more: Any) -> Any:
         with as_user_error(what or f"{key}: {name}", function, OwnCodeError):

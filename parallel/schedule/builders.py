@@ -26,7 +26,7 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
-from ...mesh.errors import UserError, unknown_name
+from ...mesh.errors import UserError, raise_problems, unknown_name
 from .csv_file import read_schedule
 from .schedule_table import Action, Kind, Placement, Schedule
 
@@ -185,9 +185,7 @@ def make_schedule(
         raise UserError(unknown_name("schedule", name, SCHEDULES) + " A file of your own ends in .csv.")
     recipe = SCHEDULES[name]
     chunks = recipe.chunks if virtual is None else virtual
-    problems = _unfit(name, recipe, stages, microbatches, chunks)
-    if problems:
-        raise UserError("\n".join(problems))
+    raise_problems(_unfit(name, recipe, stages, microbatches, chunks))
     orders = [recipe.order(stage, stages, microbatches, chunks) for stage in range(stages)]
     if recompute:
         orders = [_recomputed(order) for order in orders]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from ...mesh.errors import UserError, counted, unknown_name
+from ...mesh.errors import UserError, counted, raise_problems, unknown_name
 from .schedule_table import LETTERS, PLACEMENTS, Action, Placement, Schedule, check
 
 KINDS = {letter: kind for kind, letter in LETTERS.items()}
@@ -142,5 +142,4 @@ def _by_stage(lines: Sequence[str], problems: list[str]) -> tuple[tuple[Action |
 
 
 def _report(path: Path, problems: Sequence[str]) -> None:
-    if problems:
-        raise UserError("\n  ".join([f"{counted(len(problems), 'problem')} in the schedule {path}:", *problems]))
+    raise_problems(problems, f"{counted(len(problems), 'problem')} in the schedule {path}:")

@@ -27,6 +27,7 @@ Parallelism", section 2 (the two halves of backward); Qi et al. 2024, "Pipeline 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import product
 from typing import Literal, NamedTuple
 
 from ...mesh.errors import counted, raise_problems
@@ -173,17 +174,10 @@ def _placed(schedule: Schedule) -> tuple[Places, list[str]]:
 
 
 def _missing(schedule: Schedule, when: Places) -> list[str]:
-    problems = []
-    for stage in range(schedule.stages):
-        wanted = (
-            Action(kind, microbatch, chunk)
-            for microbatch in range(schedule.microbatches)
-            for chunk in range(schedule.chunks)
-            for kind in LETTERS
-            if kind != Kind.RECOMPUTE
-        )
-        problems += [f"stage {stage}: {action} is missing" for action in wanted if (stage, action) not in when]
-    return problems
+    kinds = [kind for kind in LETTERS if kind != Kind.RECOMPUTE]
+    wanted = product(range(schedule.stages), range(schedule.microbatches), range(schedule.chunks), kinds)
+    actions = ((stage, Action(kind, microbatch, chunk)) for stage, microbatch, chunk, kind in wanted)
+    return [f"stage {stage}: {action} is missing" for stage, action in actions if (stage, action) not in when]
 
 
 def _too_early(schedule: Schedule, when: Places) -> list[str]:

@@ -9,7 +9,7 @@ Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on
 of bubbles); Qi et al. 2024, "Pipeline Parallelism with Controllable Memory" (lifetimes of activations).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import isfinite
 from typing import NamedTuple
@@ -102,21 +102,22 @@ def live_activations(schedule: Schedule, stage: int) -> list[int]:
     They live from the tick of the forward to the end of the backward to the weights. If a forward is recomputed, they
     live from the recompute; before it, the stage holds only the chunk's input.
     """
-    actions, recomputed = schedule.by_stage[stage], _recomputed(schedule, stage)
-    starts = [
-        action is not None and action.kind == (Kind.RECOMPUTE if action[1:] in recomputed else Kind.FORWARD)
-        for action in actions
-    ]
-    ends = [action is not None and action.kind == Kind.BACKWARD_WEIGHT for action in actions]
-    return _held(starts, ends)
+    recomputed = _recomputed(schedule, stage)
+
+    def starts(action: Action) -> bool:
+        return action.kind == (Kind.RECOMPUTE if action[1:] in recomputed else Kind.FORWARD)
+
+    return _held(schedule.by_stage[stage], starts, Kind.BACKWARD_WEIGHT)
 
 
 def live_inputs(schedule: Schedule, stage: int) -> list[int]:
     """Counts the inputs that a stage holds in each tick to recompute forwards, in microbatches of one chunk."""
-    actions, recomputed = schedule.by_stage[stage], _recomputed(schedule, stage)
-    starts = [action is not None and action.kind == Kind.FORWARD and action[1:] in recomputed for action in actions]
-    ends = [action is not None and action.kind == Kind.RECOMPUTE for action in actions]
-    return _held(starts, ends)
+    recomputed = _recomputed(schedule, stage)
+
+    def starts(action: Action) -> bool:
+        return action.kind == Kind.FORWARD and action[1:] in recomputed
+
+    return _held(schedule.by_stage[stage], starts, Kind.RECOMPUTE)
 
 
 def peak_activations(schedule: Schedule) -> list[int | float]:
@@ -134,9 +135,10 @@ def _recomputed(schedule: Schedule, stage: int) -> set[tuple[int, int]]:
     return {(action.microbatch, action.chunk) for action in recomputes}
 
 
-def _held(starts: Sequence[bool], ends: Sequence[bool]) -> list[int]:
-    """Counts the values that exist in each tick, from their start to the tick in which they end."""
-    started, ended = accumulate(starts), accumulate(ends, initial=0)
+def _held(actions: Sequence[Action | None], starts: Callable[[Action], bool], last: Kind) -> list[int]:
+    """Counts the values that exist in each tick, from the action that starts one to the tick of its last action."""
+    started = accumulate(action is not None and starts(action) for action in actions)
+    ended = accumulate((action is not None and action.kind == last for action in actions), initial=0)
     return [a - b for a, b in zip(started, ended, strict=False)]
 
 

@@ -158,9 +158,8 @@ def _with_layout(row: LayoutRow, rule: str, layout: TensorLayout) -> LayoutRow:
 
 def _required_axes(plan: MeshPlan) -> tuple[str, ...]:
     """Returns the axes over which at least one parameter must be split."""
-    used = [axis for axis in plan.mesh.axis_names if plan.mesh.axis_size(axis) > 1]
     free = set(plan.batch_axes) | set(axes_that_split("work"))
-    return tuple(axis for axis in used if axis not in free - set(axes_that_split("parameters")))
+    return tuple(axis for axis in plan.mesh.split_axes if axis not in free - set(axes_that_split("parameters")))
 
 
 def _notes(plan: MeshPlan) -> tuple[str, ...]:
@@ -196,7 +195,7 @@ def _resolve_strategy(
         inside = set(configs) if isinstance(model, BlockModel) and model.parallelize is not None else set[str]()
         inside = {name for name in inside if getattr(configs[name], "explicit", True)}
         left = set(axes_that_split("work")) - inside  # to XLA
-        manual = tuple(axis for axis in mesh.axis_names if mesh.axis_size(axis) > 1 and axis not in left)
+        manual = tuple(axis for axis in mesh.split_axes if axis not in left)
         rows = tuple(axis for axis in manual if axis in axes_that_split("rows"))
     plan = MeshPlan(
         mesh=mesh,
@@ -238,7 +237,7 @@ def _sizes(mesh: DeviceMesh) -> dict[str, int]:
             f"{', '.join(axis_names())}. For other names, pass ModelParallel(layout_map=...) or "
             f"DataParallel(device_mesh=...) instead of the mesh."
         )
-    return {name: mesh.axis_size(name) for name in mesh.axis_names if mesh.axis_size(name) > 1}
+    return mesh.split_axes
 
 
 def _as_layout_map(rules: LayoutMap | Mapping[str, Sequence[Any]], mesh: DeviceMesh, match: str) -> LayoutMap:

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from ...layouts.tensor_layout import TensorLayout
 from ...mesh.axes import SYNONYMS
-from ...mesh.errors import UserError, nearest
+from ...mesh.errors import nearest, raise_problems
 from .. import compression, context, data, diloco, expert, fsdp, pipeline, tensor, zero
 from ..collectives import Collective, StepCounts
 from ..model import Params
@@ -134,8 +134,7 @@ def read_strategy(strategy: Mapping[str, Any]) -> StrategyConfigs:
             configs[name] = kind(**{key: value for key, value in given.items() if key in known})
         else:
             problems.append(f"strategy.{name}={given!r}: give a size (an integer) or a mapping of options.")
-    if problems:
-        raise UserError("\n".join(problems))
+    raise_problems(problems)
     return configs
 
 

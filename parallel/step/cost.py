@@ -112,12 +112,8 @@ def _microbatch(plan: ShardingPlan, batch: AbstractBatch | None) -> dict[str, ja
     """Returns the shapes of one microbatch on one device, as the model receives it."""
     if batch is None:
         raise UserError("The collectives of this step depend on the shapes of the batch. Pass abstract_batch.")
-    pieces, compute = plan.rows(plan.options.accumulate).total, plan.options.precision.compute
-    rows = jax.eval_shape(lambda batch: cast_inputs(batch, compute), dict(batch))
-    return {
-        name: jax.ShapeDtypeStruct((leaf.shape[0] // pieces, *leaf.shape[1:]), leaf.dtype)
-        for name, leaf in rows.items()
-    }
+    rows = jax.eval_shape(lambda batch: cast_inputs(batch, plan.options.precision.compute), dict(batch))
+    return plan.rows(plan.options.accumulate).part(rows)
 
 
 def _trace_loss(model: Model | BlockModel, plan: ShardingPlan, batch: AbstractBatch) -> tuple[int, bool]:

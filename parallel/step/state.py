@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.sharding import NamedSharding
 
 from ...layouts.paths import in_blocks, leaves_with_paths, map_with_path
 from ...layouts.table import LayoutTable
@@ -85,10 +84,8 @@ def with_means(metrics: StepMetrics, loss_scale: Any = ()) -> StepMetrics:
 def with_shardings(table: LayoutTable, *, abstract: bool) -> Any:
     """Returns the arrays of a table as ShapeDtypeStructs with shardings; `abstract`: on a mesh without devices."""
 
-    def attach(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-    return jax.tree.map(attach, table.abstract_arrays, table.shardings(abstract=abstract))
+    shardings = table.shardings(abstract=abstract)
+    return jax.tree.map(lambda leaf, sharding: leaf.update(sharding=sharding), table.abstract_arrays, shardings)
 
 
 MAX_SEED = 2**32 - 1
@@ -183,7 +180,9 @@ def place_params(given: Params, stored: Params, order: StoredOrder) -> Params:
     raise_problems(_problems(given, in_model_order), "Parameters that do not fit the model:", MAX_LISTED)
     expected = dict(leaves_with_paths(in_model_order))
     laid_out = {path: leaf for path, leaf in leaves_with_paths(given) if _is_laid_out(leaf, expected[path])}
-    arrays = {path: _of_host(leaf) for path, leaf in leaves_with_paths(given) if path not in laid_out}
+    whole = {path: leaf for path, leaf in leaves_with_paths(given) if path not in laid_out}
+    # Memory maps stay on disk and are read part by part.
+    arrays = {path: np.asarray(leaf) if isinstance(leaf, Array) else leaf for path, leaf in whole.items()}
     stages, in_order = order.reordered, dict(leaves_with_paths(stored))
     moved = order.to_stored(
         {path: jnp.copy(leaf).astype(expected[path].dtype) for path, leaf in laid_out.items()},
@@ -204,10 +203,6 @@ def place_params(given: Params, stored: Params, order: StoredOrder) -> Params:
 def _is_laid_out(given: Any, leaf: jax.ShapeDtypeStruct) -> bool:
     """Returns whether a parameter already has the layout of the step, as a restored one does."""
     return isinstance(given, Array) and bool(given.size) and given.sharding == leaf.sharding
-
-
-def _of_host(leaf: Any) -> np.ndarray:
-    return np.asarray(leaf) if isinstance(leaf, Array) else leaf  # memory maps stay on disk and are read part by part
 
 
 def _part(array: np.ndarray, index: Any, dtype: Any, stages: Stages | None) -> np.ndarray:

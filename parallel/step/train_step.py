@@ -199,9 +199,7 @@ class Step:
         step, key = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((WORDS,), jnp.uint32)
         loss_scale = jax.eval_shape(lambda: first_loss_scale(self.precision))
         whole = step, key, abstract_model_state(self.model, self.precision.params), loss_scale
-        step, key, model_state, loss_scale = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated), whole
-        )
+        step, key, model_state, loss_scale = jax.tree.map(lambda leaf: leaf.update(sharding=replicated), whole)
         return TrainState(step, params, opt_state, key, extra, model_state, loss_scale)
 
     @cached_property

@@ -24,7 +24,7 @@ import optax
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from ...layouts.paths import join, leaves_with_paths
+from ...layouts.paths import differing_leaves, join
 from ...mesh.errors import UserError
 from .. import diloco
 from ..diloco import AXIS
@@ -110,14 +110,11 @@ def apply_optimizer(
 
 def _check_structure(what: str, found: Any, wanted: Any, describe: Callable[[Any], str]) -> None:
     """Rejects a tree whose paths, or the descriptions of whose leaves, differ from those of another tree."""
-    leaves, expected = dict(leaves_with_paths(found)), dict(leaves_with_paths(wanted))
-    for path in dict.fromkeys((*expected, *leaves)):
-        given, want = (describe(tree[path]) if path in tree else "missing" for tree in (leaves, expected))
-        if given != want:
-            raise UserError(
-                f"The optimizer's update returned {what} in which {path!r} is {given}, expected {want}. Updates have "
-                "the structure and the shapes of the parameters; a state also keeps its dtypes from step to step."
-            )
+    for path, given, want in differing_leaves(found, wanted, describe):
+        raise UserError(
+            f"The optimizer's update returned {what} in which {path!r} is {given}, expected {want}. Updates have the "
+            "structure and the shapes of the parameters; a state also keeps its dtypes from step to step."
+        )
 
 
 def start_copies(state: TrainState, optimizer: optax.GradientTransformation, groups: int) -> TrainState:

@@ -90,7 +90,7 @@ def check_collectives(step: Step, batch: HostBatch, frozen: Collection[str] = ()
         for name, array in batch.items()
     }
     mesh, owned = step.plan.mesh, set(step.plan.manual_axes)
-    exact = owned >= {axis for axis in mesh.axis_names if mesh.axis_size(axis) > 1}
+    exact = owned >= set(mesh.split_axes)
     compared = ("count", "bytes") if exact else () if step.plan.output_rules else ("count",)
     predicted, found = step.cost(abstract), census(step.compile(abstract).as_text() or "", mesh)
     foreign = {_key(line) for line in found if not set(line.axes) <= owned}

@@ -125,8 +125,10 @@ def axes_of(groups: list[list[int]], mesh: DeviceMesh) -> tuple[str, ...]:
     return tuple(name for name, used in zip(mesh.axis_names, differs, strict=True) if used)
 
 
-_KINDS = "all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all|ragged-all-to-all|collective-broadcast"
-_COLLECTIVE = re.compile(rf"= (.*?) ({_KINDS})(-start)?\(")
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
+KINDS += ("ragged-all-to-all", "collective-broadcast")
+"""HLO's names of collectives."""
+_COLLECTIVE = re.compile(rf"= (.*?) ({'|'.join(KINDS)})(-start)?\(")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _ROLES = ("body", "to_apply", "calls", "branch_computations", "true_computation", "false_computation")
 _CALLED = re.compile(rf"({'|'.join(_ROLES)})=(\{{[^}}]*\}}|%?[\w.\-]+)")
@@ -160,7 +162,7 @@ def computations_of(text: str) -> tuple[dict[str, list[str]], str]:
 
 def collective_of(instruction: str) -> re.Match[str] | None:
     """Matches a collective: the type of its result, its kind, and "-start" if it is asynchronous. Otherwise None."""
-    if any(kind in instruction for kind in _KINDS.split("|")):  # a plain search is faster for all other instructions
+    if any(kind in instruction for kind in KINDS):  # a plain search is faster for all other instructions
         return _COLLECTIVE.search(instruction)
     return None
 

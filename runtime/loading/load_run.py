@@ -23,10 +23,11 @@ import jax
 from ...checkpoints.damage import CheckpointError, DamagedCheckpoint
 from ...checkpoints.restore import StoredCheckpoint
 from ...configs.load import ON_COMMAND_LINE, load_config
-from ...configs.schema import Config, Timeouts
+from ...configs.schema import Config, RunConfig, Timeouts
 from ...data.config import FILE_SOURCES
 from ...mesh.compat import backend_started
 from ...mesh.processes import broadcast_text
+from ...parallel.options import Precision
 from ..build_run import prepare_devices
 from ..compilation import open_cache
 from ..process_check import SEE_SECONDS, wait_until_visible
@@ -70,7 +71,7 @@ def load_run(
     """
     place = find_run(dir, step, changes, IN_CHANGES)
     config = read_config(place, changes, IN_CHANGES)
-    open_devices(config, mesh)
+    open_devices(config.run, config.precision, mesh)
     return _load(place, config, mesh, changes, ema=ema)
 
 
@@ -100,7 +101,7 @@ def loaded(
     place = find_run(given, step, changes)
     config = read_config(place, changes)
     mesh = config.strategy if _names("strategy", changes) else None
-    open_devices(config, mesh, simulate)
+    open_devices(config.run, config.precision, mesh, simulate)
     with join(config.timeouts, str(place.found.run)):
         open_cache(config.run, config.timeouts.rendezvous)
         yield _load(place, config, mesh, changes, ema=ema)
@@ -122,12 +123,14 @@ def read_config(place: FoundRun, changes: Sequence[str] = (), source: str = ON_C
     return replace(config, data=data, run=replace(config.run, dir=str(place.found.run)))
 
 
-def open_devices(config: Config, mesh: Mapping[str, Any] | None, simulate: int | None = None) -> None:
+def open_devices(
+    run: RunConfig, precision: Precision, mesh: Mapping[str, Any] | None, simulate: int | None = None
+) -> None:
     """Prepares devices like those of the run, including simulated ones, unless JAX has already opened devices."""
-    simulated = max(config.run.simulate, devices_of(mesh)) if mesh and config.run.simulate else config.run.simulate
+    simulated = max(run.simulate, devices_of(mesh)) if mesh and run.simulate else run.simulate
     if backend_started():
         simulated, simulate = 0, None
-    prepare_devices(replace(config.run, simulate=simulated), config.precision, simulate)
+    prepare_devices(replace(run, simulate=simulated), precision, simulate)
 
 
 def agree_on_checkpoint(place: FoundRun, seconds: float) -> Path:

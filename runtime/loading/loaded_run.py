@@ -14,7 +14,6 @@ import optax
 from ...checkpoints.directory import display_path
 from ...checkpoints.export import MERGED, Exported, export
 from ...checkpoints.restore import StoredCheckpoint, read_averages, read_tree
-from ...configs.config_paths import search_path
 from ...configs.load import load_config
 from ...configs.schema import Config
 from ...data.batches import abstract_batch
@@ -29,7 +28,6 @@ from ...models.catalog import load_model, transformer_of, without_adapters
 from ...models.generation import check_text, generate
 from ...models.hugging_face.weights_writer import save
 from ...parallel.model import BlockModel, Model, Params, with_state
-from ...parallel.model.user_errors import as_user_error
 from ...parallel.plan import ShardingPlan
 from ...parallel.sharding.stored_order import stored_order
 from ...parallel.step.build import build_step
@@ -116,9 +114,9 @@ class LoadedRun:
         self._stored, self._own_data = stored, own_data
         self.batch_rows = fitting_rows(config.train.global_batch, fitted)
         self.model: Model | BlockModel = load_model(
-            config.model, **self.facts, search_path=search_path(config.run.root), example=lambda: first_row(self.splits)
+            config.model, **self.facts, search_path=config.run.search_path, example=lambda: first_row(self.splits)
         )
-        layouts = _fit_layouts(config, self.model, fitted)
+        layouts = self._fit_layouts(fitted)
         self._program: Step = build_step(self.model, optax.identity(), layouts, precision=config.precision)
         self._order = stored_order(layouts)
         abstract = self._order.abstract_model(self._program.abstract_state())
@@ -127,6 +125,18 @@ class LoadedRun:
         self.params: Params = params
         self.model_state: Any = read_tree(stored, "model_state", abstract.model_state)
         self.step = stored.step
+
+    def _fit_layouts(self, fitted: Fitted) -> ShardingPlan:
+        """Lays out the model by a strategy; one that the user did not request may fall back to data parallelism."""
+        config, devices = self.config, choose_evenly(fitted.devices) if fitted.devices < len(jax.devices()) else None
+        if fitted.as_given:
+            return plan_layouts(replace(config, strategy=fitted.strategy), self.model, devices)
+        indivisible = "replicate" if config.layouts.indivisible == "error" else config.layouts.indivisible
+        lenient = replace(config, layouts=replace(config.layouts, indivisible=indivisible))
+        try:
+            return plan_layouts(replace(lenient, strategy=fitted.strategy), self.model, devices)
+        except UserError:
+            return plan_layouts(replace(lenient, strategy=rows_alone(fitted.devices).strategy), self.model, devices)
 
     @property
     def layouts(self) -> ShardingPlan:
@@ -153,7 +163,7 @@ class LoadedRun:
             UserError: The data is missing, or does not fit the model.
             BadDataError: A value in it is not allowed.
         """
-        splits = open_splits(self.config.data, search_path(self.config.run.root))
+        splits = open_splits(self.config.data, self.config.run.search_path)
         check_splits(splits, self._limits)  # the model's limits: other data may contain other ids
         changed = changed_data(self.folder, splits) if self._own_data else ""
         if changed:
@@ -254,7 +264,11 @@ class LoadedRun:
         """
         wanted = self.config.sample
         window = self.facts.get("length", self.config.data.length)
-        self._check_continues(window)
+        if "features" in self.facts:
+            raise UserError(
+                f"The inputs of {self.model.name} are {self.facts['features']} numbers, not tokens, so it cannot "
+                "continue a prompt. Ask what it predicts: run.predict(batch), spmdkit predict."
+            )
         if prompt is None:
             prompt = wanted.prompt if self.writes_text else []
         if isinstance(prompt, str | bytes):
@@ -334,28 +348,9 @@ class LoadedRun:
         averages = " (averages, optimizer.ema)" if self.ema else ""
         return f"{display_path(self.folder)} at step {self.step}: {model}{averages}; {mesh_text(self.layouts.mesh)}"
 
-    def _check_continues(self, window: int) -> None:
-        """Checks that the model predicts one array from tokens alone; `generate` checks its shape."""
-        if "features" in self.facts:
-            raise UserError(
-                f"The inputs of {self.model.name} are {self.facts['features']} numbers, not tokens, so it cannot "
-                "continue a prompt. Ask what it predicts: run.predict(batch), spmdkit predict."
-            )
-        predict = self.model.predict
-        if predict is None:
-            return
-        tokens = {"inputs": jax.ShapeDtypeStruct((1, window), np.int32)}
-        with as_user_error(f"model {self.model.name!r}: predict, given inputs (1, {window}) alone,", predict):
-            shapes = jax.eval_shape(predict, self.params, tokens)
-        if not hasattr(shapes, "shape"):
-            raise UserError(
-                f"The model {self.model.name} predicts a {type(shapes).__name__}. To continue a prompt it must "
-                "predict one array, logits for each position."
-            )
-
     @cached_property
     def _codec(self) -> ByteCodec | TokenizerCodec:
-        return open_codec(self.config.data, search_path(self.config.run.root))
+        return open_codec(self.config.data, self.config.run.search_path)
 
     @property
     def _limits(self) -> Limits:
@@ -418,19 +413,6 @@ def compare_with_log(
     return LogComparison(rows, log_rows, logged, warning=warning if differing else "")
 
 
-def _fit_layouts(config: Config, model: Model | BlockModel, fitted: Fitted) -> ShardingPlan:
-    """Lays out a model by a strategy; one that the user did not request may fall back to data parallelism."""
-    devices = choose_evenly(fitted.devices) if fitted.devices < len(jax.devices()) else None
-    if fitted.as_given:
-        return plan_layouts(replace(config, strategy=fitted.strategy), model, devices)
-    indivisible = "replicate" if config.layouts.indivisible == "error" else config.layouts.indivisible
-    lenient = replace(config, layouts=replace(config.layouts, indivisible=indivisible))
-    try:
-        return plan_layouts(replace(lenient, strategy=fitted.strategy), model, devices)
-    except UserError:
-        return plan_layouts(replace(lenient, strategy=rows_alone(fitted.devices).strategy), model, devices)
-
-
 def write_folder(run: LoadedRun, target: Path) -> str:
     """Writes the parameters as a directory that `transformers` loads: config.json and .safetensors files.
 
@@ -448,7 +430,7 @@ def write_folder(run: LoadedRun, target: Path) -> str:
     """
     if jax.process_count() > 1:
         raise UserError("Only one process can write a Hugging Face directory. Start the command without a launcher.")
-    spec, facts, folders = run.config.model, run.facts, search_path(run.config.run.root)
+    spec, facts, folders = run.config.model, run.facts, run.config.run.search_path
     config, origin = transformer_of(spec, facts, folders)
     params = without_adapters(spec, run.params, facts, folders)
     save(target, config, params, like=origin or None)

@@ -12,9 +12,13 @@ def config(global_batch: int = 64, accumulate: int = 1, **sizes: int) -> Config:
     return Config(strategy=strategy, train=TrainConfig(global_batch=global_batch, accumulate=accumulate))
 
 
+def check(given: Config, num_devices: int) -> dict[str, int]:
+    return check_devices(given.strategy, given.train, given.layouts.rules, num_devices)
+
+
 def problem_of(given: Config, num_devices: int) -> str:
     with pytest.raises(ConfigError) as info:
-        check_devices(given, num_devices)
+        check(given, num_devices)
     (problem,) = info.value.problems
     return problem
 
@@ -30,7 +34,7 @@ def problem_of(given: Config, num_devices: int) -> str:
     ],
 )
 def test_resolves_sizes(sizes, num_devices, resolved):
-    assert check_devices(config(**sizes), num_devices) == resolved
+    assert check(config(**sizes), num_devices) == resolved
 
 
 @pytest.mark.parametrize(
@@ -87,7 +91,7 @@ def test_splits_rows_over_experts_unless_rules_leave_them_to_xla():
         "= 8, and 6 % 8 = 6. Set train.global_batch=8."
     )
     rules = LayoutsConfig(rules={"experts/.*": (None, ("expert",), None)})
-    assert check_devices(replace(given, layouts=rules), 8) == {"data": 2, "expert": 4}
+    assert check(replace(given, layouts=rules), 8) == {"data": 2, "expert": 4}
 
 
 @pytest.mark.parametrize(
@@ -120,7 +124,7 @@ def test_rejects_invalid_microbatches(stages, microbatches, global_batch, proble
 def test_skips_checks_of_unknown_sizes():
     for size, microbatches in ((-1, 0), (1, 3)):
         strategy = {"pipe": option_types()["pipe"](size=size, microbatches=microbatches)}
-        assert size_problems(replace(config(7), strategy=strategy), None) == []
+        assert size_problems(strategy, config(7).train, {}, None) == []
 
 
 def test_rejects_invalid_layout_rules():
@@ -136,9 +140,9 @@ def test_rejects_invalid_layout_rules():
 def test_rejects_steps_after_the_last_synchronization():
     rounds = {"data": option_types()["data"](size=2, local_steps=8)}
     whole, broken = (Config(strategy=rounds, train=TrainConfig(steps=steps)) for steps in (24, 20))
-    assert check_devices(whole, 2) == {"data": 2}
+    assert check(whole, 2) == {"data": 2}
     alone = {"data": option_types()["data"](size=1, local_steps=8)}
-    assert check_devices(replace(broken, strategy=alone), 1) == {"data": 1}, "nothing is synchronized"
+    assert check(replace(broken, strategy=alone), 1) == {"data": 1}, "nothing is synchronized"
     assert problem_of(broken, 2) == (
         "train.steps=20 is not a multiple of strategy.data.local_steps=8: 20 % 8 = 4, and the steps after the last "
         "synchronization would be lost. Set train.steps=16 or train.steps=24."

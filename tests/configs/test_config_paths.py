@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import yaml
 from spmdkit.configs import load_config, resolved_yaml
-from spmdkit.configs.config_paths import search_path
 from spmdkit.data import open_splits
 from spmdkit.mesh.errors import UserError
 from spmdkit.runtime.build_run import strategy_from_root
@@ -32,7 +31,7 @@ def project(tmp_path, monkeypatch):
 
 
 def num_bytes(config) -> int:
-    return sum(len(part or ()) for part in open_splits(config.data, search_path(config.run.root))[:2])
+    return sum(len(part or ()) for part in open_splits(config.data, config.run.search_path)[:2])
 
 
 def test_paths_in_a_file_start_from_its_directory(project, monkeypatch):
@@ -42,7 +41,7 @@ def test_paths_in_a_file_start_from_its_directory(project, monkeypatch):
     assert from_above.data.files == from_elsewhere.data.files == ("corpus/*.txt",)
     assert num_bytes(from_above) == num_bytes(from_elsewhere) > 0
     for config in (from_above, from_elsewhere):
-        assert search_path(config.run.root)[0].samefile(project / "configs")
+        assert config.run.search_path[0].samefile(project / "configs")
         assert Path(with_root(config)["pipe"].schedule).resolve() == project / "configs" / "mine.csv"
 
 
@@ -93,7 +92,7 @@ def test_error_names_the_directory(project):
     config = load_config("configs/my.yaml", [])
     (project / "configs" / "corpus" / "beside.txt").unlink()
     with pytest.raises(UserError) as info:
-        open_splits(config.data, search_path(config.run.root))
+        open_splits(config.data, config.run.search_path)
     assert f"no file matches '{project}/configs/corpus/*.txt'" in str(info.value)
     assert "Paths in a YAML file start from its directory (run.root)" in str(info.value)
 

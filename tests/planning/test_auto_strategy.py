@@ -5,7 +5,7 @@ from spmdkit.configs import ConfigError, load_config, resolved_yaml
 from spmdkit.launch.cli import main
 from spmdkit.mesh.targets import parse_target
 from spmdkit.planning import auto_strategy
-from spmdkit.planning.auto_strategy import choose_for_run, choose_strategy
+from spmdkit.planning.auto_strategy import choose_strategy
 from spmdkit.runtime.build_run import build
 
 SMALL = ["model.layers=2", "model.width=64", "model.heads=4", "data.length=32", "train.global_batch=16"]
@@ -27,14 +27,14 @@ def test_auto_is_a_strategy_of_a_config(tmp_path):
 
 
 def test_choice_is_that_of_the_search_and_can_be_built():
-    chosen = choose_for_run(auto())
-    assert choose_for_run(auto()) == chosen
+    chosen = choose_strategy(auto())
+    assert choose_strategy(auto()) == chosen
     assert build(chosen).layouts.mesh.size == 8
 
 
 def test_only_auto_is_replaced():
     config = load_config("quickstart", SMALL)
-    assert choose_for_run(config) is config
+    assert choose_strategy(config) is config
     assert choose_strategy(config, parse_target("h100:1x8")) is config
 
 
@@ -43,21 +43,21 @@ def test_resume_has_the_recorded_mesh(tmp_path):
     other = load_config("quickstart", [*SMALL, "strategy={data: 2, fsdp: 4}", "train.remat=full", "train.accumulate=2"])
     (tmp_path / "config.yaml").write_text(resolved_yaml(other))
     (tmp_path / "metrics.jsonl").write_text("")
-    resumed = choose_for_run(config)
+    resumed = choose_strategy(config)
     assert sizes(resumed) == {"data": 2, "fsdp": 4}
     assert (resumed.train.remat, resumed.train.accumulate) == ("full", 2)
     assert resumed.run.dir == config.run.dir
-    assert sizes(choose_for_run(config, fresh=True)) != sizes(resumed)
+    assert sizes(choose_strategy(config, fresh=True)) != sizes(resumed)
     (tmp_path / "config.yaml").write_text(
         resolved_yaml(load_config("quickstart", [*SMALL, "strategy={data: 4}"], sizes=False))
     )
-    assert sizes(choose_for_run(config)) == sizes(choose_for_run(config, fresh=True))
+    assert sizes(choose_strategy(config)) == sizes(choose_strategy(config, fresh=True))
 
 
 def test_choice_of_process_0_counts(monkeypatch):
     text = '[{"fsdp": {"size": 8}}, 2, "dots"]'
     monkeypatch.setattr(auto_strategy, "broadcast_text", lambda name, own, *, seconds: text)
-    chosen = choose_for_run(auto())
+    chosen = choose_strategy(auto())
     assert (sizes(chosen), chosen.train.accumulate, chosen.train.remat) == ({"fsdp": 8}, 2, "dots")
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+import yaml
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import main
 from spmdkit.mesh import targets
@@ -16,10 +17,10 @@ from spmdkit.parallel.schedule.builders import make_schedule
 from spmdkit.parallel.schedule.timing import measure
 from spmdkit.planning import search as search_module
 from spmdkit.planning.candidates import POLICIES, Candidate, enumerate_candidates, group_of, model_sizes
-from spmdkit.planning.compilations import Compilations
 from spmdkit.planning.estimate import Estimate, Estimator, pipeline_time
 from spmdkit.planning.run_plan import plan_run
 from spmdkit.planning.search import Corrections, Row, rank, search
+from spmdkit.planning.separate_process import Compilations
 
 SMALL = "model.layers=4 model.width=64 model.heads=8 data.length=64 train.global_batch=16 precision.compute=bfloat16"
 GIB = 2**30
@@ -88,7 +89,7 @@ def test_long_schedules_are_timed_by_their_growth(name):
 def test_estimate_is_near_the_compiled_step():
     """Compiled for h100:8x8 by JAX 0.10.2: 16.9 s and 51.4 GiB, with tensor parallelism 19.4 s and 54.5 GiB."""
     config, target = load_config("llama3_70b", sizes=False), parse_target("h100:8x8")
-    estimator = Estimator(config, model_sizes(config), target)
+    estimator = Estimator(model_sizes(config), target, config.train.global_batch, config.precision)
     for mesh, seconds, gib in (((("fsdp", 64),), 16.9, 51.4), ((("fsdp", 16), ("tensor", 4)), 19.4, 54.5)):
         found = estimator.estimate(Candidate(mesh=mesh, remat="full"))
         assert found.step_seconds == pytest.approx(seconds, rel=0.25)
@@ -97,7 +98,7 @@ def test_estimate_is_near_the_compiled_step():
 
 def test_estimate_trades_memory_for_recomputation():
     config, target = load_config("llama3_8b", sizes=False), parse_target("h100:1x8")
-    estimator = Estimator(config, model_sizes(config), target)
+    estimator = Estimator(model_sizes(config), target, config.train.global_batch, config.precision)
     found = [estimator.estimate(Candidate(mesh=(("fsdp", 8),), remat=policy)) for policy in POLICIES]
     memory, seconds = [each.peak_bytes for each in found], [each.step_seconds for each in found]
     assert memory == sorted(memory, reverse=True)
@@ -107,7 +108,7 @@ def test_estimate_trades_memory_for_recomputation():
 
 def test_estimate_has_recomputation_bubble_and_exposed_tensor_traffic():
     config, target = load_config("llama3_8b", sizes=False), parse_target("h100:1x8")
-    estimator = Estimator(config, model_sizes(config), target)
+    estimator = Estimator(model_sizes(config), target, config.train.global_batch, config.precision)
     alone, again = (estimator.estimate(Candidate(mesh=(("fsdp", 8),), remat=each)) for each in ("none", "full"))
     assert alone.terms["recomputation"] == 0
     assert again.terms["recomputation"] > 0.2 * again.terms["products and kernels"]
@@ -163,14 +164,14 @@ def test_the_smallest_correction_of_memory_counts():
 class FakeCompilations(Compilations):
     """Compiles nothing: meshes with `tensor` do not fit, and all others take as long as they have FSDP shards."""
 
-    def start(self, candidate):
+    def start(self, resolved_yaml):
         self.started += 1
-        self.last = candidate
+        self.last = yaml.safe_load(resolved_yaml)["strategy"]
         return self.started
 
     def wait(self, deadline):
-        fits = self.last.size("tensor") == 1
-        return self.started, search_module.Outcome(fake_plan(self.last.size("fsdp"), 5 * GIB, fits), "")
+        size = self.last.get("fsdp", {"size": 1})["size"]
+        return self.started, search_module.Outcome(fake_plan(size, 5 * GIB, "tensor" not in self.last), "")
 
 
 def test_compiled_steps_decide(monkeypatch):
@@ -208,8 +209,8 @@ def test_processes_are_killed_and_files_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     (tmp_path / "python").write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {tmp_path}/child\nwait\n")
     (tmp_path / "python").chmod(0o700)
-    with Compilations(small(), "h100:1x8", {}) as compilations:
-        compilations.start(Candidate(mesh=(("fsdp", 8),)))
+    with Compilations("h100:1x8", {}) as compilations:
+        compilations.start("")
         (process,) = compilations.processes.values()
         while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text():
             time.sleep(0.01)
@@ -236,7 +237,7 @@ def test_a_compiler_that_ends_is_a_reason(tmp_path, monkeypatch, command):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     (tmp_path / "python").write_text(f"#!/bin/sh\n{command}\n")
     (tmp_path / "python").chmod(0o700)
-    with Compilations(small(), "h100:1x8", {}) as compilations:
-        compilations.start(Candidate(mesh=(("fsdp", 8),)))
+    with Compilations("h100:1x8", {}) as compilations:
+        compilations.start("")
         _, outcome = compilations.wait(time.monotonic() + 60)
     assert outcome == (None, ENDS[command])

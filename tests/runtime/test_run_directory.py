@@ -7,11 +7,22 @@ from pathlib import Path
 import pytest
 import yaml
 from spmdkit.configs import load_config
+from spmdkit.configs.config_text import as_plain
+from spmdkit.configs.schema import Config
 from spmdkit.mesh.errors import UserError
+from spmdkit.runtime import run_directory
 from spmdkit.runtime.provenance import Provenance, read_provenance
-from spmdkit.runtime.run_directory import adopt_directory
-from spmdkit.runtime.run_directory import write_config as write_resolved
 from support.runs import listing, write_config, write_language_config
+
+MADE_OF = Provenance("abc", "text: 3 files")
+
+
+def adopt_directory(config: Config, provenance: Provenance = MADE_OF, *, fresh: bool = False) -> Path:
+    return run_directory.adopt_directory(config.run.dir, as_plain(config), provenance, 1.0, fresh=fresh)
+
+
+def write_resolved(config: Config, folder: Path, provenance: Provenance = MADE_OF, *, fresh: bool = False) -> list[str]:
+    return run_directory.write_config(config, folder, provenance, fresh=fresh)
 
 
 @pytest.fixture
@@ -28,7 +39,11 @@ def test_the_whole_config_is_written(config):
     written = yaml.safe_load((config.parent / "run" / "config.yaml").read_text())
     assert written["train"]["remat"] == "none"
     assert written["model"] == {"name": "mlp", "check": "error", "features": 0, "classes": 10, "widths": [32]}
-    assert sorted(path.name for path in (config.parent / "run").iterdir()) == ["config.yaml", "metrics.jsonl"]
+    assert sorted(path.name for path in (config.parent / "run").iterdir()) == [
+        "config.yaml",
+        "metrics.jsonl",
+        "provenance.json",
+    ]
 
 
 def test_every_kind_of_value_is_the_same_when_read_back(tmp_path):
@@ -88,9 +103,6 @@ def test_a_missing_config_is_told(config):
     (config.parent / "run" / "config.yaml").unlink()
     with pytest.raises(ValueError, match=r"holds a run, but its config\.yaml is missing\. Restore it, or start anew"):
         adopt_directory(load_config(config))
-
-
-MADE_OF = Provenance("abc", "text: 3 files")
 
 
 @pytest.mark.parametrize("left", [{}, {"checkpoints": None}, {"metrics.jsonl": b""}, {"provenance.json": b"{"}])
@@ -167,8 +179,8 @@ def test_fresh_moves_a_run_aside_and_keeps_its_logs(config):
     assert listing(folder) == held
     lines = write_resolved(loaded, folder, MADE_OF, fresh=True)
     aside = config.parent / "run.old-1"
-    assert lines == [f"Moved the run in {folder} to {aside}: checkpoints, metrics.jsonl, config.yaml."]
-    assert listing(aside) == {name: held[name] for name in ("config.yaml", "metrics.jsonl")}
+    assert lines == [f"Moved the run in {folder} to {aside}: checkpoints, metrics.jsonl, provenance.json, config.yaml."]
+    assert listing(aside) == {name: held[name] for name in ("config.yaml", "metrics.jsonl", "provenance.json")}
     assert (aside / "checkpoints" / "4").is_dir()
     assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "logs", "mine.txt", "provenance.json"]
     assert write_resolved(loaded, folder, fresh=True)[0].startswith(f"Moved the run in {folder} to {folder}.old-2: ")
@@ -188,7 +200,7 @@ def test_fresh_moves_the_config_last(config, monkeypatch):
         patch.setattr(Path, "rename", record)
         write_resolved(load_config(config), folder, fresh=True)
     assert moved[-1] == "config.yaml"
-    assert {*moved[:-1]} == {"checkpoints", "metrics.jsonl", "report.json"}
+    assert {*moved[:-1]} == {"checkpoints", "metrics.jsonl", "provenance.json", "report.json"}
 
 
 def test_a_move_that_cannot_be_is_told_first(config):

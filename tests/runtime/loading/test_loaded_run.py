@@ -186,7 +186,7 @@ def test_generates_from_the_window_that_the_model_was_trained_on(monkeypatch):
 
     model = Model(init=lambda key: {}, loss=lambda *_: (0, 0), predict=oldest, name="oldest")
     given = {"params": {"w": jnp.ones(())}, "model": model, "model_state": (), "writes_text": False}
-    run = SimpleNamespace(config=Config(), facts={"length": 4}, _check_continues=lambda window: None, **given)
+    run = SimpleNamespace(config=Config(), facts={"length": 4}, **given)
     assert LoadedRun.generate(run, [1, 2, 3, 4, 5, 6], length=5, temperature=0)[6:] == [3, 4, 5, 6, 3]
     built = SimpleNamespace(model=model, layouts=None, config=Config(data=DataConfig(length=4)))
     monkeypatch.setattr(finish, "stored_order", lambda layouts: SimpleNamespace(to_model=lambda params: params))

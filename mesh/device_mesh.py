@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import jax
@@ -171,11 +172,36 @@ class DeviceMesh:
     @cached_property
     def axes_across_processes(self) -> tuple[str, ...]:
         """The axes whose collectives cross processes, or hosts of a target; UserError if a device is unknown here."""
+        return axes_across(self._processes, self._axis_names)
+
+    @cached_property
+    def _processes(self) -> np.ndarray:
         if self.target is None:
             processes = [device.process_index for device in self.backend_mesh.devices.flat]
         else:
             processes = [self.target.host_of(str(name)) for name in self._devices.flat]
-        return axes_across(np.array(processes).reshape(self.shape), self._axis_names)
+        return np.array(processes).reshape(self.shape)
+
+    @property
+    def platform(self) -> str:
+        """The platform of the devices: "cpu" (simulated devices), "cuda", "tpu", ..."""
+        return str(self._devices.flat[0]).split(":")[0]
+
+    def shares_no_link(self, axes: Sequence[str]) -> bool:
+        """Returns whether devices along some axes are all in one host, or all in different hosts.
+
+        Then no two of them send through the same adapter. A process with one device does not show its host: False.
+
+        Args:
+            axes: Axes of this mesh.
+        """
+        kept = [index for index, name in enumerate(self._axis_names) if name not in axes]
+        hosts = self._processes
+        if len({*hosts.flat}) == hosts.size:
+            return False
+        moved = hosts.transpose(*kept, *(index for index in range(hosts.ndim) if index not in kept))
+        groups = moved.reshape(prod(hosts.shape[index] for index in kept), -1)
+        return all(len({*group}) in (1, len(group)) for group in groups.tolist())
 
     def axis_size(self, name: str) -> int:
         """Gives the size of an axis.

@@ -18,7 +18,8 @@ Syntax, for a product `x W` with rows B and parameters both split over the axis 
    parameters that some gradient depends on (`blocks/backward_gathers.py`). It does not gather a bias that is only
    added, or a frozen matrix if its merged copy is kept.
 3. The gradient of a gather is a reduce-scatter. `attach` defines it explicitly, because the one from autodiff would sum
-   in the compute dtype. This one sums in the reduce dtype, and each device receives its shard of the sum.
+   in the compute dtype. This one sums in the reduce dtype, and each device receives its shard of the sum. On GPUs, it
+   may send the compute dtype (`xla/narrow_scatter.py`).
 4. Parameters smaller than a floor stay whole, because a gather has a latency that does not depend on its size.
    Parameters without a dim that N divides stay whole too. Their gradients are summed with the loss in the one
    all-reduce of `data.py`. If no parameter reaches the floor, no floor applies.
@@ -58,6 +59,7 @@ from ..layouts.tensor_layout import TensorLayout, split_further
 from .collectives import Collective, StepCounts, keep_split, varying_zeros, wire_bytes
 from .options import Precision, cast_float, check_options
 from .plan import MeshPlan, Parameter, ShardingPlan, as_stored, splits_nothing, summed_elsewhere, unchanged
+from .xla.narrow_scatter import exchange_and_sum, sums_after_exchange
 
 AXIS = "fsdp"
 DIVIDES_NO_DIM = "divides no dim"
@@ -231,8 +233,12 @@ def _attach_backward(scatter: Callable[[Array], Array], _: None, gradient: Array
 
 def _scatter(gradient: Array, layout: TensorLayout, axes: tuple[str, ...], precision: Precision) -> Array:
     for dim, names in reversed(_gathered_dims(layout, axes)):
-        summed = cast_float(gradient, precision.reduce)
-        gradient = keep_split(lax.psum_scatter, summed, names, layout, dim, scatter_dimension=dim, tiled=True)
+        if sums_after_exchange(layout.mesh, names, gradient.dtype, precision.reduce):
+            collective = partial(exchange_and_sum, dim=dim, dtype=precision.reduce)
+        else:
+            collective = partial(lax.psum_scatter, scatter_dimension=dim, tiled=True)
+            gradient = cast_float(gradient, precision.reduce)
+        gradient = keep_split(collective, gradient, names, layout, dim)
     return gradient.astype(precision.params)
 
 
@@ -265,8 +271,12 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
         )
         for names, elements in _gathered_sizes(row.layout, row.shape, axes, first=int(in_block)):
             lines.append(Collective("all-gather", names, gathers, gathers * stack * elements * computed))
-        for names, elements in _gathered_sizes(gradient.layout, row.shape, axes, first=int(in_block)):
-            lines.append(Collective("reduce-scatter", names, scatters, pieces * elements * summed))
+        given = _dtype(row.dtype, precision.reduce if plan.scatters_once else precision.compute)
+        for names, elements in reversed(_gathered_sizes(gradient.layout, row.shape, axes, first=int(in_block))):
+            exchanged = sums_after_exchange(plan.mesh, names, given, precision.reduce)
+            kind, width = ("all-to-all", computed) if exchanged else ("reduce-scatter", summed)
+            lines.append(Collective(kind, names, scatters, pieces * elements * width))
+            given = precision.reduce
     return lines
 
 

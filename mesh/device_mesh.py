@@ -187,21 +187,21 @@ class DeviceMesh:
         """The platform of the devices: "cpu" (simulated devices), "cuda", "tpu", ..."""
         return str(self._devices.flat[0]).split(":")[0]
 
-    def shares_no_link(self, axes: Sequence[str]) -> bool:
-        """Returns whether devices along some axes are all in one host, or all in different hosts.
+    def has_one_per_host(self, axes: Sequence[str]) -> bool:
+        """Returns whether devices along some axes are all in different hosts.
 
-        Then no two of them send through the same adapter. A process with one device does not show its host: False.
+        Processes stand for hosts. If each process has one device, the hosts are unknown, and the result is False.
 
         Args:
             axes: Axes of this mesh.
         """
-        kept = [index for index, name in enumerate(self._axis_names) if name not in axes]
         hosts = self._processes
         if len({*hosts.flat}) == hosts.size:
             return False
+        kept = [index for index, name in enumerate(self._axis_names) if name not in axes]
         moved = hosts.transpose(*kept, *(index for index in range(hosts.ndim) if index not in kept))
         groups = moved.reshape(prod(hosts.shape[index] for index in kept), -1)
-        return all(len({*group}) in (1, len(group)) for group in groups.tolist())
+        return all(len({*group}) == len(group) for group in groups.tolist())
 
     def axis_size(self, name: str) -> int:
         """Gives the size of an axis.

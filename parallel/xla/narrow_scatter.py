@@ -2,8 +2,8 @@
 
 A ring passes on sums, so it sends a bfloat16 gradient in float32 if it is to be summed in float32. In an all-to-all,
 every device sends each other device its part of the gradient as it is, and sums the parts that it received: half the
-bytes, and no digit lost. It pays off if no two devices of a group share an adapter. Otherwise, a ring crosses each
-adapter once for all of them.
+bytes, and no digit lost. It pays off between devices in different hosts. If several devices of a group share a host, a
+ring crosses the network once for all of them. Inside a host, links are fast, and XLA overlaps a reduce-scatter better.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def sums_after_exchange(mesh: DeviceMesh, axes: Sequence[str], dtype: Any, sum_d
         sum_dtype: The dtype of the sum.
     """
     is_narrow = jnp.dtype(dtype).itemsize < jnp.dtype(sum_dtype).itemsize
-    return is_narrow and mesh.platform in DIRECT and mesh.shares_no_link(axes)
+    return is_narrow and mesh.platform in DIRECT and mesh.has_one_per_host(axes)
 
 
 def exchange_and_sum(value: Array, axes: tuple[str, ...], *, dim: int, dtype: str) -> Array:

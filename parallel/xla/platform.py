@@ -29,9 +29,9 @@ OVERLAPPING = ("gpu", "cuda", "rocm")
 
 
 DIRECT = ("gpu", "cuda", "rocm")
-"""Platforms where each device of a host, and each adapter of a host, sends to any other at full speed, so that FSDP
-sums narrow gradients after an exchange (`narrow_scatter.py`): Llama-3 8B on fsdp 16 x tensor 8 H100s, 4,096
-positions, takes 232 instead of 265 ms (compiled, not run)."""
+"""Platforms where an adapter sends to that of any other host at full speed, so that FSDP sums narrow gradients after
+an exchange between hosts (`narrow_scatter.py`): Llama-3 8B on fsdp 16 x tensor 8 H100s, 4,096 positions, takes 232
+instead of 265 ms (compiled, not run)."""
 
 
 class Trick(NamedTuple):

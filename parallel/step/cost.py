@@ -196,6 +196,8 @@ def _model_collectives(
         if part == "block":
             remat, pipeline = plan.options.remat, plan.pipeline
             inside = moved.again if remat != "none" else ()  # what backward repeats
+            if remat == "local":
+                inside = tuple(line for line in inside if line.kind not in ("all-gather", "reduce-scatter"))
             if inside and plan.frozen and remat != "full" and not (pipeline or prefetches_blocks(plan)):
                 inside = find_backward_all_to_alls(model, plan, shapes, moved, platform)
             before = moved.again if remat != "full" else ()  # what a recompute action repeats

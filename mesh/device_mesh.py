@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from math import prod
+from itertools import compress
 from typing import Any
 
 import jax
@@ -182,11 +182,6 @@ class DeviceMesh:
             processes = [self.target.host_of(str(name)) for name in self._devices.flat]
         return np.array(processes).reshape(self.shape)
 
-    @property
-    def platform(self) -> str:
-        """The platform of the devices: "cpu" (simulated devices), "cuda", "tpu", ..."""
-        return str(self._devices.flat[0]).split(":")[0]
-
     def has_one_per_host(self, axes: Sequence[str]) -> bool:
         """Returns whether devices along some axes are all in different hosts.
 
@@ -195,13 +190,9 @@ class DeviceMesh:
         Args:
             axes: Axes of this mesh.
         """
-        hosts = self._processes
-        if len({*hosts.flat}) == hosts.size:
-            return False
-        kept = [index for index, name in enumerate(self._axis_names) if name not in axes]
-        moved = hosts.transpose(*kept, *(index for index in range(hosts.ndim) if index not in kept))
-        groups = moved.reshape(prod(hosts.shape[index] for index in kept), -1)
-        return all(len({*group}) == len(group) for group in groups.tolist())
+        kept = [name not in axes for name in self._axis_names]
+        places = {(host, *compress(index, kept)) for index, host in np.ndenumerate(self._processes)}
+        return len({host for host, *_ in places}) < len(places) == self.size
 
     def axis_size(self, name: str) -> int:
         """Gives the size of an axis.

@@ -100,8 +100,8 @@ class MeshPlan:
 
     @property
     def platform(self) -> str:
-        """The platform of the mesh's devices."""
-        return self.mesh.platform
+        """The platform of the mesh's devices: "cpu" (simulated devices), "cuda", "tpu", ..."""
+        return str(self.mesh.devices.flat[0]).split(":")[0]
 
     @property
     def eval_rows(self) -> RowSplit:

@@ -46,7 +46,6 @@ from ..mesh.processes import broadcast_text, exchange, is_main_process, print_pr
 from ..parallel import fsdp
 from ..parallel.data import reduces_in_backward
 from ..parallel.plan import ShardingPlan
-from ..parallel.xla.narrow_scatter import sums_after_exchange
 
 DEFAULT, NONE, PLATFORMS = "default", "none", "jax_platforms"
 DIRECTORY, MIN_SECONDS = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
@@ -103,7 +102,7 @@ def default_options(plan: ShardingPlan) -> dict[str, Any]:
                             doubly buffered loop carries twice: remat `dots` on fsdp 8 needs 70 GB, estimated as 112,
                             and takes 1,535 instead of 1,834 ms. `train.remat` selects what is repeated
         overlap limit 2     two collectives at a time, if `fsdp` crosses hosts alone: fsdp 128 takes 1,767 instead of
-                            1,779. Also if its gradients are exchanged between hosts (`xla/narrow_scatter.py`): fsdp 16
+                            1,779. Also if its gradients are exchanged between hosts (`fsdp.exchanges`): fsdp 16
                             x tensor 8, keep step, at 4,096 positions takes 181 instead of 185
         no analytical       if they are exchanged: XLA's estimates of collectives lack all-to-alls, which then overlap
         latency             with nothing. The same step takes 185 instead of 192
@@ -117,10 +116,10 @@ def default_options(plan: ShardingPlan) -> dict[str, Any]:
     if not reduces_in_backward(plan) and not plan.pipeline:
         options[DOUBLE_BUFFERING] = True
     axes = [name for name in plan.mesh.axis_names if plan.mesh.axis_size(name) > 1]
-    exchanges = fsdp.AXIS in axes and sums_after_exchange(plan.mesh, (fsdp.AXIS,), "bfloat16", "float32")
-    if exchanges:
+    exchanged = fsdp.AXIS in axes and fsdp.exchanges(plan.mesh, (fsdp.AXIS,), "bfloat16", "float32")
+    if exchanged:
         options[ANALYTICAL_LATENCY] = False
-    if exchanges or (axes == [fsdp.AXIS] and plan.mesh.axes_across_processes):
+    if exchanged or (axes == [fsdp.AXIS] and plan.mesh.axes_across_processes):
         options[OVERLAP_LIMIT] = 2
     return options
 

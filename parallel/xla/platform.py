@@ -24,14 +24,9 @@ Result = TypeVar("Result")
 
 
 OVERLAPPING = ("gpu", "cuda", "rocm")
-"""Platforms with asynchronous collectives, where `strategy.data.reduce: auto` sums gradients within backward: Llama-3
+"""Platforms with asynchronous collectives, where gradients may be exchanged between hosts
+(`fsdp.exchanges`), and where `strategy.data.reduce: auto` sums gradients within backward: Llama-3
 8B on data 16 x fsdp 8 H100s, 8,192 x 2 positions, exposes 201 ms with one sum at the end (compiled, not run)."""
-
-
-DIRECT = ("gpu", "cuda", "rocm")
-"""Platforms where an adapter sends to that of any other host at full speed, so that FSDP sums narrow gradients after
-an exchange between hosts (`narrow_scatter.py`): Llama-3 8B on fsdp 16 x tensor 8 H100s, 4,096 positions, takes 232
-instead of 265 ms (compiled, not run)."""
 
 
 class Trick(NamedTuple):

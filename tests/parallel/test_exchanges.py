@@ -5,8 +5,7 @@ import numpy as np
 import optax
 import pytest
 from spmdkit.mesh.targets import parse_target
-from spmdkit.parallel import Precision, build_step, census, lay_out
-from spmdkit.parallel.xla import narrow_scatter
+from spmdkit.parallel import Precision, build_step, census, fsdp, lay_out
 from support import toy
 
 from spmdkit import DeviceMesh
@@ -34,7 +33,7 @@ def gradients(strategy, rules=None):
 )
 def test_sums_to_the_same_gradients_with_half_the_bytes(strategy, rules, float64, monkeypatch):
     expected, wide = gradients(strategy, rules)
-    monkeypatch.setattr(narrow_scatter, "DIRECT", ("cpu",))
+    monkeypatch.setattr(fsdp, "OVERLAPPING", ("cpu",))
     monkeypatch.setattr(DeviceMesh, "has_one_per_host", lambda mesh, axes: True)
     found, narrow = gradients(strategy, rules)
     assert max(jax.tree.leaves(jax.tree.map(toy.relative, found, expected))) < 1e-14
@@ -60,5 +59,5 @@ def test_sums_to_the_same_gradients_with_half_the_bytes(strategy, rules, float64
 def test_exchanges_between_devices_in_different_hosts(target, sizes, axes, expected):
     names = np.array(parse_target(target).device_names())
     mesh = DeviceMesh(tuple(sizes.values()), tuple(sizes), names.tolist())
-    assert narrow_scatter.sums_after_exchange(mesh, axes, "bfloat16", "float32") is expected
-    assert not narrow_scatter.sums_after_exchange(mesh, axes, "float32", "float32")
+    assert fsdp.exchanges(mesh, axes, "bfloat16", "float32") is expected
+    assert not fsdp.exchanges(mesh, axes, "float32", "float32")

@@ -33,12 +33,13 @@ XLA = {"xla_gpu_enable_triton_gemm": False}
 
 
 class Case(NamedTuple):
-    """A target, a strategy, and the rows of each GPU."""
+    """A target, a strategy, the rows of each GPU, and what backward recomputes."""
 
     target: str
     strategy: dict[str, Any]
     length: int
     rows: int
+    remat: str = "full"
 
 
 STAGES = {"size": 4, "microbatches": 32}
@@ -49,6 +50,7 @@ CASES = {
     "hsdp": Case("h100:16x8", {"data": 16, "fsdp": 8}, 8192, 2),
     "hsdp_at_end": Case("h100:16x8", {"data": {"size": 16, "reduce": "at_end"}, "fsdp": 8}, 8192, 2),
     "fsdp_tensor": Case("h100:16x8", {"fsdp": 16, "tensor": 8}, 4096, 1),
+    "fsdp_tensor_kept": Case("h100:16x8", {"fsdp": {"size": 16, "keep": "step"}, "tensor": 8}, 4096, 1, remat="local"),
     "pipe_1f1b": Case("h100:16x8", {"pipe": STAGES, "fsdp": KEPT, "tensor": 4}, 8192, 8),
     "pipe_zb_h1": Case("h100:16x8", {"pipe": STAGES | {"schedule": "zb_h1"}, "fsdp": KEPT, "tensor": 4}, 8192, 8),
 }
@@ -100,12 +102,14 @@ def lay_out_case(case: Case, precision: Precision) -> tuple[Any, ShardingPlan]:
     return model, lay_out(model, case.strategy, precision=precision, devices=list_devices(target=case.target))
 
 
-def ours(case: Case, reduce: str = "float32", remat: str = "full") -> Any:
+def ours(case: Case, reduce: str = "float32", remat: str = "") -> Any:
     """Our step for Llama-3 8B, as `spmdkit train` builds it."""
     precision = Precision(compute="bfloat16", reduce=reduce)
     model, plan = lay_out_case(case, precision)
     xla = XLA | default_options(plan)
-    step = build_step(model, optax.adamw(3e-4), plan, clip_norm=1.0, remat=remat, precision=precision, xla=xla)
+    step = build_step(
+        model, optax.adamw(3e-4), plan, clip_norm=1.0, remat=remat or case.remat, precision=precision, xla=xla
+    )
     rows = case.rows * parse_target(case.target).size // case.strategy.get("tensor", 1)
     dtypes = {"inputs": jnp.int32, "targets": jnp.int32, "weights": jnp.float32}
     batch = {name: jax.ShapeDtypeStruct((rows, case.length), dtype) for name, dtype in dtypes.items()}

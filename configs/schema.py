@@ -124,9 +124,10 @@ class TrainConfig:
     most_not_finite: Annotated[int, Ge(1), Le(2**31 - 1)] = 3
     """With skip, the maximum number of consecutive discarded updates; with roll_back, of rollbacks of the whole run.
     The next one stops the run."""
-    remat: Literal["none", "dots", "selective", "full"] = "none"
+    remat: Literal["none", "dots", "selective", "local", "full"] = "none"
     """Values that the backward pass recomputes, so that they are not stored: none; dots, all but matrix products;
-    selective, also the products that widen their input; full, all but block inputs."""
+    selective, also the products that widen their input; local, all but block inputs and what gathers and
+    reduce-scatters within a block (of tensor) return; full, all but block inputs."""
 
     @property
     def max_skips(self) -> int:

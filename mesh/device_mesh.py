@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import compress
 from typing import Any
 
 import jax
@@ -177,11 +178,27 @@ class DeviceMesh:
     @cached_property
     def axes_across_processes(self) -> tuple[str, ...]:
         """The axes whose collectives cross processes, or hosts of a target; UserError if a device is unknown here."""
+        return axes_across(self._processes, self._axis_names)
+
+    @cached_property
+    def _processes(self) -> np.ndarray:
         if self.target is None:
             processes = [device.process_index for device in self.backend_mesh.devices.flat]
         else:
             processes = [self.target.host_of(str(name)) for name in self._devices.flat]
-        return axes_across(np.array(processes).reshape(self.shape), self._axis_names)
+        return np.array(processes).reshape(self.shape)
+
+    def has_one_per_host(self, axes: Sequence[str]) -> bool:
+        """Returns whether devices along some axes are all in different hosts.
+
+        Processes stand for hosts. If each process has one device, the hosts are unknown, and the result is False.
+
+        Args:
+            axes: Axes of this mesh.
+        """
+        kept = [name not in axes for name in self._axis_names]
+        places = {(host, *compress(index, kept)) for index, host in np.ndenumerate(self._processes)}
+        return len({host for host, *_ in places}) < len(places) == self.size
 
     def axis_size(self, name: str) -> int:
         """Gives the size of an axis.

@@ -202,7 +202,16 @@ def keep_split(
     return nested(value)
 
 
+def exchange_sum(value: Array, axes: tuple[str, ...], *, dtype: str, scatter_dimension: int, tiled: bool) -> Array:
+    """Reduce-scatters a value inside `shard_map` like `lax.psum_scatter`, but sums in a wider dtype than it sends.
+
+    A ring passes on sums, so it sends the dtype of the sum. In an all-to-all, every device sends its parts as they are.
+    """
+    received = lax.all_to_all(value, axes, scatter_dimension, scatter_dimension, tiled=tiled)
+    pieces = (*value.shape[:scatter_dimension], lax.axis_size(axes), -1, *value.shape[scatter_dimension + 1 :])
+    return jnp.sum(received.reshape(pieces), axis=scatter_dimension, dtype=dtype)
+
+
 def varying_zeros(shape: tuple[int, ...], dtype: Any, like: Any) -> Array:
     """Returns zeros for the carry of a loop; they vary over every mesh axis over which a leaf of `like` varies."""
-    axes = frozenset().union(*map(varying_axes, jax.tree.leaves(like)))
-    return vary(jnp.zeros(shape, dtype), sorted(axes))
+    return vary(jnp.zeros(shape, dtype), sorted(frozenset().union(*map(varying_axes, jax.tree.leaves(like)))))

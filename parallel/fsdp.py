@@ -18,7 +18,8 @@ Syntax, for a product `x W` with rows B and parameters both split over the axis 
    parameters that some gradient depends on (`blocks/backward_gathers.py`). It does not gather a bias that is only
    added, or a frozen matrix if its merged copy is kept.
 3. The gradient of a gather is a reduce-scatter. `attach` defines it explicitly, because the one from autodiff would sum
-   in the compute dtype. This one sums in the reduce dtype, and each device receives its shard of the sum.
+   in the compute dtype. This one sums in the reduce dtype, and each device receives its shard of the sum. On GPUs, it
+   may send the compute dtype (`exchanges`).
 4. Parameters smaller than a floor stay whole, because a gather has a latency that does not depend on its size.
    Parameters without a dim that N divides stay whole too. Their gradients are summed with the loss in the one
    all-reduce of `data.py`. If no parameter reaches the floor, no floor applies.
@@ -55,9 +56,11 @@ from jax import Array, lax
 
 from ..layouts.paths import in_blocks
 from ..layouts.tensor_layout import TensorLayout, split_further
-from .collectives import Collective, StepCounts, keep_split, varying_zeros, wire_bytes
+from ..mesh.device_mesh import DeviceMesh
+from .collectives import Collective, StepCounts, exchange_sum, keep_split, varying_zeros, wire_bytes
 from .options import Precision, cast_float, check_options
 from .plan import MeshPlan, Parameter, ShardingPlan, as_stored, splits_nothing, summed_elsewhere, unchanged
+from .xla.platform import OVERLAPPING
 
 AXIS = "fsdp"
 DIVIDES_NO_DIM = "divides no dim"
@@ -221,22 +224,25 @@ def _attach(shard: Array, whole: Array, scatter: Callable[[Array], Array]) -> Ar
     return whole
 
 
-def _attach_forward(shard: Array, whole: Array, scatter: Callable[[Array], Array]) -> tuple[Array, None]:
-    return whole, None
-
-
-def _attach_backward(scatter: Callable[[Array], Array], _: None, gradient: Array) -> tuple[Array, None]:
-    return scatter(gradient), None
-
-
 def _scatter(gradient: Array, layout: TensorLayout, axes: tuple[str, ...], precision: Precision) -> Array:
     for dim, names in reversed(_gathered_dims(layout, axes)):
-        summed = cast_float(gradient, precision.reduce)
-        gradient = keep_split(lax.psum_scatter, summed, names, layout, dim, scatter_dimension=dim, tiled=True)
+        narrow = exchanges(layout.mesh, names, gradient.dtype, precision.reduce)
+        collective = partial(exchange_sum, dtype=precision.reduce) if narrow else lax.psum_scatter
+        summed = gradient if narrow else cast_float(gradient, precision.reduce)
+        gradient = keep_split(collective, summed, names, layout, dim, scatter_dimension=dim, tiled=True)
     return gradient.astype(precision.params)
 
 
-_attach.defvjp(_attach_forward, _attach_backward)
+def exchanges(mesh: DeviceMesh, axes: tuple[str, ...], dtype: Any, reduce_dtype: str) -> bool:
+    """Returns whether a gradient is exchanged in its own dtype, and summed after that: on GPUs, between hosts.
+
+    If several devices of a group share a host, a ring crosses the network once for all of them.
+    """
+    on_gpu = str(mesh.devices.flat[0]).split(":")[0] in OVERLAPPING
+    return on_gpu and jnp.dtype(dtype).itemsize < jnp.dtype(reduce_dtype).itemsize and mesh.has_one_per_host(axes)
+
+
+_attach.defvjp(lambda shard, whole, scatter: (whole, None), lambda scatter, _, gradient: (scatter(gradient), None))
 
 
 def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
@@ -248,25 +254,27 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
     axes, precision, calls = plan.gather_axes, plan.options.precision, counts.calls
     lines = []
     for row, gradient in zip(plan.used_table.rows, plan.gradient_table.rows, strict=True):
-        group = row.path.split("/")[0]
         in_block = calls.rows > 0 and in_blocks(row.path)
         gathers, stack = (1, calls.rows if in_block else 1)
         if in_block and not plan.keeps_blocks:
             gathers = calls.block + calls.block_again + calls.block_backward - counts.unread.get(row.path, 0)
             stack = 1
-        scatters = calls.block_weight if in_block else calls.group_gradients.get(group, calls.others)
+        scatters = calls.block_weight if in_block else calls.group_gradients.get(row.path.split("/")[0], calls.others)
         pieces = scatters
         if plan.scatters_once:
             scatters, pieces = plan.options.accumulate, plan.options.accumulate * (calls.rows if in_block else 1)
         if row.path in plan.frozen:
             scatters = pieces = 0
-        computed, summed = (
-            wire_bytes(_dtype(row.dtype, dtype), platform) for dtype in (precision.compute, precision.reduce)
-        )
+        computed = wire_bytes(_dtype(row.dtype, precision.compute), platform)
+        summed = wire_bytes(_dtype(row.dtype, precision.reduce), platform)
         for names, elements in _gathered_sizes(row.layout, row.shape, axes, first=int(in_block)):
             lines.append(Collective("all-gather", names, gathers, gathers * stack * elements * computed))
-        for names, elements in _gathered_sizes(gradient.layout, row.shape, axes, first=int(in_block)):
-            lines.append(Collective("reduce-scatter", names, scatters, pieces * elements * summed))
+        given = _dtype(row.dtype, precision.reduce if plan.scatters_once else precision.compute)
+        for names, elements in reversed(_gathered_sizes(gradient.layout, row.shape, axes, first=int(in_block))):
+            narrow = exchanges(plan.mesh, names, given, precision.reduce)
+            kind, width = ("all-to-all", computed) if narrow else ("reduce-scatter", summed)
+            lines.append(Collective(kind, names, scatters, pieces * elements * width))
+            given = precision.reduce
     return lines
 
 
@@ -275,10 +283,9 @@ def _gathered_sizes(
 ) -> list[tuple[tuple[str, ...], int]]:
     """Returns the axes of each gathered dim, and the elements (of one block) after its gather and before its
     scatter."""
-    dims = _gathered_dims(layout, axes)
     parts = {dim: layout.parts_of_dim(dim) for dim in range(first, len(shape))}
     sizes = []
-    for dim, names in dims:
+    for dim, names in _gathered_dims(layout, axes):
         parts[dim] //= prod(layout.mesh.axis_size(name) for name in names)
         in_mesh_order = tuple(axis for axis in layout.mesh.axis_names if axis in names)
         sizes.append((in_mesh_order, prod(shape[first:]) // prod(parts.values())))

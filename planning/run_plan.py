@@ -40,9 +40,9 @@ USABLE = 0.95
 """The share that a program can use: CUDA, cuDNN and NCCL take the rest."""
 PEAK = Efficiency(link=1.0, network=1.0, link_seconds=0.0, network_seconds=0.0)
 """The links at their peak, without a latency: no exchange of these bytes is faster."""
-RECOMPUTED = {"none": 1.0, "dots": 1.0, "selective": 7 / 6, "full": 4 / 3}
-"""`train.remat` -> executed operations of matrix products per operation of the model: `full` repeats forward,
-`selective` about half of it: the first products of the MLP."""
+RECOMPUTED = {"none": 1.0, "dots": 1.0, "selective": 7 / 6, "local": 4 / 3, "full": 4 / 3}
+"""`train.remat` -> executed operations of matrix products per operation of the model: `full` and `local` repeat
+forward, `selective` about half of it: the first products of the MLP."""
 TPU_NOTE = (
     "a program for TPUs is not simulated: its step takes the bound of operations and bytes, and its collectives are "
     "those of the strategies, because libtpu rewrites them"

@@ -60,6 +60,7 @@ HIT = "/jax/compilation_cache/cache_hits"
 COMPILED = "/jax/core/compile/backend_compile_duration"
 CUDA = ("gpu", "cuda")
 """The names of the platform of NVIDIA GPUs."""
+ANALYTICAL_LATENCY = "xla_gpu_enable_analytical_sol_latency_estimator"
 LATENCY_HIDING = "xla_gpu_enable_latency_hiding_scheduler"
 DOUBLE_BUFFERING = "xla_gpu_enable_while_loop_double_buffering"
 OVERLAP_LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
@@ -100,8 +101,11 @@ def default_options(plan: ShardingPlan) -> dict[str, Any]:
                             76 % of the card, XLA repeats operations and overlaps less. Its estimate counts what a
                             doubly buffered loop carries twice: remat `dots` on fsdp 8 needs 70 GB, estimated as 112,
                             and takes 1,535 instead of 1,834 ms. `train.remat` selects what is repeated
-        overlap limit 2     two collectives at a time, if `fsdp` alone crosses hosts: fsdp 128 takes 1,767 instead of
-                            1,779. fsdp 16 x tensor 8 is slower, at 4,096 positions 268 instead of 258
+        overlap limit 2     two collectives at a time, if `fsdp` crosses hosts alone: fsdp 128 takes 1,767 instead of
+                            1,779. Also if its gradients are exchanged between hosts (`fsdp.exchanges`): fsdp 16
+                            x tensor 8, keep step, at 4,096 positions takes 181 instead of 185
+        no analytical       if they are exchanged: XLA's estimates of collectives lack all-to-alls, which then overlap
+        latency             with nothing. The same step takes 185 instead of 192
 
     Collectives are asynchronous in XLA by default. The thresholds for combining keep their defaults: `fsdp` gathers one
     block at a time already, and combining across blocks holds more of them at once. No option made CPUs faster.
@@ -111,7 +115,11 @@ def default_options(plan: ShardingPlan) -> dict[str, Any]:
     options: dict[str, Any] = {LATENCY_HIDING: True, MEMORY_LIMIT: 1000}
     if not reduces_in_backward(plan) and not plan.pipeline:
         options[DOUBLE_BUFFERING] = True
-    if list(plan.mesh.split_axes) == [fsdp.AXIS] and plan.mesh.axes_across_processes:
+    axes = list(plan.mesh.split_axes)
+    exchanged = fsdp.AXIS in axes and fsdp.exchanges(plan.mesh, (fsdp.AXIS,), "bfloat16", "float32")
+    if exchanged:
+        options[ANALYTICAL_LATENCY] = False
+    if exchanged or (axes == [fsdp.AXIS] and plan.mesh.axes_across_processes):
         options[OVERLAP_LIMIT] = 2
     return options
 

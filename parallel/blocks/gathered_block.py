@@ -1,8 +1,9 @@
 """Gathers a block's parameters, runs the block and drops them; backward gathers again and reduce-scatters gradients.
 
 A policy selects the values that a block keeps from forward to backward: `none` keeps every result of arithmetic, `dots`
-the matrix products, `selective` the products that do not widen their input, `full` only the block's input. Under FSDP,
-no policy keeps gathered parameters: backward gathers them again.
+the matrix products, `selective` the products that do not widen their input, `local` the block's input and what gathers
+and reduce-scatters within the block return (those of `tensor`), `full` only the block's input. Under FSDP, no policy
+keeps gathered parameters: backward gathers them again.
 
 Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"; Korthikanti et al. 2022,
 "Reducing Activation Recomputation in Large Transformer Models" (selective recomputation); the policies are those of
@@ -24,7 +25,7 @@ from ..model import Activations, BlockModel, Params
 from ..plan import ShardingPlan
 from ..sharding.strategies import axes_that_split
 from ..xla.ordered_collectives import delay_recompute, order_block
-from ..xla.primitives import FUSED_ATTENTION, GATHERS, JOINS, MOVES, PLATFORM_CHOICE, gathered_over
+from ..xla.primitives import FUSED_ATTENTION, GATHERS, JOINS, MOVES, PLATFORM_CHOICE, SCATTERS, gathered_over
 
 
 def gathered_block(
@@ -109,6 +110,11 @@ def save_narrowing_products(primitive: Any, *avals: Any, **params: Any) -> bool:
     return save_products(primitive, *avals, **params) and not widens
 
 
+def save_received(primitive: Any, *avals: Any, **params: Any) -> bool:
+    """A `jax.checkpoint` policy: saves what gathers and reduce-scatters over the axes inside a model return."""
+    return primitive.name in GATHERS | SCATTERS and not gathered_over(params).isdisjoint(axes_that_split("work"))
+
+
 def save_arithmetic(primitive: Any, *avals: Any, **params: Any) -> bool:
     """A `jax.checkpoint` policy that saves results of arithmetic, and recomputes gathers, moves and casts.
 
@@ -137,5 +143,6 @@ REMAT_POLICIES = {
     "none": save_arithmetic,
     "dots": save_products,
     "selective": save_narrowing_products,
+    "local": save_received,
     "full": jax.checkpoint_policies.nothing_saveable,
 }

@@ -33,7 +33,8 @@ def build_step(
         accumulate: The number of microbatches per step, run one after another; their gradients are summed.
         clip_norm: The maximum global norm of the gradients; 0 = no clipping.
         remat: The values that blocks keep for backward: `none` drops only gathered parameters, `dots` keeps matrix
-            products, `selective` those that do not widen their input, `full` only the input of each block.
+            products, `selective` those that do not widen their input, `local` what collectives within a block return,
+            `full` only the input of each block.
         precision: The dtypes.
         xla: XLA compiler options for the step and its evaluation, such as
             {"xla_gpu_enable_latency_hiding_scheduler": True}. JAX raises an error for an unknown option at compilation.

@@ -191,7 +191,8 @@ def _model_collectives(
         own += [line.times(backward) for line in moved.backward]
         if part == "block":
             remat, pipeline = plan.options.remat, plan.pipeline
-            inside = moved.again if remat != "none" else ()  # what backward repeats
+            kept = {"none": ("",), "local": ("all-gather", "reduce-scatter")}.get(remat, ())
+            inside = tuple(line for line in moved.again if not line.kind.startswith(kept))  # what backward repeats
             if inside and plan.frozen and remat != "full" and not (pipeline or prefetches_blocks(plan)):
                 inside = find_backward_all_to_alls(model, plan, shapes, moved, platform)
             before = moved.again if remat != "full" else ()  # what a recompute action repeats

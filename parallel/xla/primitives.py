@@ -24,15 +24,16 @@ JOINS = frozenset(("concatenate", "dynamic_slice"))
 GATHERS = frozenset(("all_gather", "all_gather_invariant"))
 """Primitives that gather from devices."""
 
+SCATTERS = frozenset(("reduce_scatter", "psum_scatter"))
+"""Primitives that sum over devices and scatter the result."""
+
 SUMS = frozenset(("psum", "psum2", "psum_invariant"))
 """Primitives that sum over devices."""
 
 REDUCTIONS = SUMS | {"pmax", "pmin"}
 """Primitives that reduce over devices, with the result on all of them."""
 
-COLLECTIVES = (
-    frozenset(("reduce_scatter", "psum_scatter", "ppermute", "all_to_all", "ragged_all_to_all")) | REDUCTIONS | GATHERS
-)
+COLLECTIVES = frozenset(("ppermute", "all_to_all", "ragged_all_to_all")) | REDUCTIONS | SCATTERS | GATHERS
 """Primitives that move data between devices."""
 
 PRODUCTS = frozenset(
@@ -48,6 +49,6 @@ PLATFORM_CHOICE = "platform_index"
 
 
 def gathered_over(params: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the mesh axes of one of `GATHERS`, from the parameters of its operation."""
+    """Returns the mesh axes of one of `GATHERS` or `SCATTERS`, from the parameters of its operation."""
     axes = params["axis_name"]
     return frozenset(axes if isinstance(axes, tuple) else (axes,))

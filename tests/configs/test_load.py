@@ -96,7 +96,8 @@ def test_reports_all_problems_at_once_with_lines(write):
     expected = [
         "line 3: model.layrs is not a valid key. Did you mean model.layers?",
         "line 4: strategy.fsdp.size must be an integer, got 'four' (string).",
-        "line 7: train.remat must be one of none, dots, selective, full (Did you mean full?), got 'ful' (string).",
+        "line 7: train.remat must be one of none, dots, selective, local, full (Did you mean full?), "
+        "got 'ful' (string).",
         "line 8: stepz is not a valid section. Valid sections: run, model, ",
         "line 10: layouts.rules: 'a.*' names 'fsdpp', which is not a mesh axis",
         "line 12: data.length must be at least 1",

@@ -98,6 +98,7 @@ def special():
     all_to_all = ContextConfig(size=2, attention="all_to_all")
     yield Row("context-all-to-all", "transformer", {"context": all_to_all, "tensor": 2}, dropout=0.1)
     yield Row("fsdp-tensor-selective", "transformer", {**fsdp, "tensor": 2}, remat="selective", dropout=0.1)
+    yield Row("fsdp-tensor-local", "transformer", {**fsdp, "tensor": 2}, remat="local", dropout=0.1)
     yield Row("context-dots-dropout", "transformer", {"context": 2, **fsdp}, remat="dots", dropout=0.1)
     for kind in ("mlp",):
         for data, size in ((1, 2), (2, 1), (2, 4), (4, 2), (1, 8), (8, 1)):
@@ -125,6 +126,7 @@ def pipelines():
     yield Row("recompute-single-moe-dots", "moe", {"pipe": single, "expert": 2}, remat="dots")
     yield Row("recompute-single-moe", "moe", {"pipe": single, "expert": 2})
     yield Row("recompute-single-fsdp", "moe", {"pipe": single, "fsdp": options("fsdp", 2)})
+    yield Row("recompute-single-local", "transformer", {"pipe": single, "tensor": 2}, remat="local")
     yield Row(
         "pipe-full", "transformer", {"pipe": options("pipe", 2), "tensor": 2, "fsdp": options("fsdp", 2)}, remat="full"
     )

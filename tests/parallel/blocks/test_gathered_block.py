@@ -48,6 +48,7 @@ NARROW = [(2, 8, 8), (2, 8, 8), *[(2, 8, 16)] * 3]
 """The input of a block, its query, key and value, and the product after attention."""
 KEPT = {
     "full": [(2, 8, 16)],
+    "local": [(2, 8, 16)],
     "selective": NARROW,
     "dots": [*NARROW, *[(2, 8, 48)] * 2],  # gate and up
     # two norms and the residual stream between; rotated query and key, value; attention in groups; gate, up and both

@@ -195,7 +195,7 @@ def test_recompilation_warns_with_what_changed(layouts):
         ({"clip_norm": float("nan")}, "train.clip_norm=nan must be positive and finite"),
         ({"clip_norm": float("inf")}, "train.clip_norm=inf must be positive and finite"),
         ({"clip_norm": -1.0}, "or 0 for no clipping"),
-        ({"remat": "some"}, "train.remat='some'.*none, dots, selective, full"),
+        ({"remat": "some"}, "train.remat='some'.*none, dots, selective, local, full"),
     ],
 )
 def test_rejects_options_out_of_range(layouts, options, message):

@@ -34,6 +34,7 @@ from ...layouts.paths import join
 from ...mesh.compat import varying_axes
 from ...mesh.errors import UserError
 from ...mesh.keys import key_of
+from ..data import make_varying, reduce_gradients, reduces_in_backward
 from ..fsdp import AXIS, gather, scatter
 from ..model import Activations, BlockModel, Params, fold_block
 from ..plan import ShardingPlan
@@ -94,14 +95,18 @@ def run_prefetched(
         of `x`.
     """
     key_data = None if key is None else jax.random.key_data(key)
-    stack = make_stack(model, plan, shards, x, key_data)
+    return run_stack(make_stack(model, plan, shards, x, key_data), shards, *split_differentiable(x), key_data)
+
+
+def run_stack(stack: "Stack", *arguments: Any) -> Any:
+    """Runs a stack forward; autodiff runs it backward."""
 
     @jax.custom_vjp
-    def run(*arguments: Any) -> Activations:
+    def run(*arguments: Any) -> Any:
         return stack.forward(*arguments)[0]
 
     run.defvjp(stack.forward, stack.backward)
-    return run(shards, *split_differentiable(x), key_data)
+    return run(*arguments)
 
 
 def make_stack(
@@ -127,7 +132,8 @@ class Stack:
 
     def gather(self, shards: Shards, index: Array | int, done: Any = ()) -> Shards:
         """Gathers the parameters of one block; on simulated devices only after `done`."""
-        one = order_after(done, jax.tree.map(lambda leaf: leaf[index], join(*shards)))
+        one, (stored, _) = jax.tree.map(lambda leaf: leaf[index], join(*shards)), block_layouts(self.plan)
+        one = order_after(done, make_varying(one, stored, self.plan.summed_axes))
         return self.gather_one(one, like=shards)
 
     def gather_one(self, one: Params, like: Shards) -> Shards:
@@ -141,9 +147,13 @@ class Stack:
         return part(like[0]), part(like[1])
 
     def scatter(self, gradients: Params, done: Any) -> Params:
-        """Reduce-scatters the gradients of one block; on simulated devices only after `done`."""
-        _, reduced = block_layouts(self.plan)
-        return scatter(order_after(done, gradients), reduced, self.plan.gather_axes, self.plan.options.precision)
+        """Reduces the gradients of one block as backward does; on simulated devices only after `done`."""
+        (_, reduced), precision = block_layouts(self.plan), self.plan.options.precision
+        found = scatter(order_after(done, gradients), reduced, self.plan.gather_axes, precision)
+        if not reduces_in_backward(self.plan):
+            return found
+        trained = block_layouts(self.plan.trained)[1]
+        return reduce_gradients(found, (), trained, self.plan.summed_axes, precision.reduce)[0]
 
     def key_of(self, key_data: Array | None, index: Array | int) -> Array | None:
         """Returns the key of one block."""

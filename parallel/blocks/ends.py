@@ -65,16 +65,17 @@ def run_with_ends(
         return split_differentiable(x)[0], x
 
     _, pull, x = jax.vjp(embedded, lax.stop_gradient(embedding), has_aux=True)
-    return run_stack(stack_of(x), shards, embedding, head, pull, *split_differentiable(x), key_data)
+    stack, arguments = stack_of(x), (shards, embedding, head, pull, *split_differentiable(x), key_data)
+    return run_stack(stack.all_forward, stack.all_backward, *arguments)
 
 
 class Ends(Stack):
     """Forward and backward of all blocks, and backward of the embedding."""
 
-    def forward(
+    def all_forward(
         self, shards: Shards, embedding: Params, head: Params, pull: Any, differentiable: list[Array], *rest: Any
     ) -> Any:
-        """Runs all blocks forward; returns the activations with `head`, and the residuals for `backward`."""
+        """Runs all blocks forward; returns the activations with `head`, and the residuals for `all_backward`."""
         (others, key_data), final = rest, self.num_blocks - 1
 
         def turn(x: Activations, index: Array) -> tuple[Activations, Any]:
@@ -89,8 +90,8 @@ class Ends(Stack):
         y, last = self.run(params, x, self.key_of(key_data, final))
         return (y, head), (shards, pull, inputs, last, params, key_data)
 
-    def backward(self, saved: Any, gradient: tuple[Activations, Params]) -> Any:
-        """Runs all blocks and the embedding backward; returns the gradients of the arguments of `forward`."""
+    def all_backward(self, saved: Any, gradient: tuple[Activations, Params]) -> Any:
+        """Runs all blocks and the embedding backward; returns the gradients of the arguments of `all_forward`."""
         (shards, pull, inputs, last, params, key_data), final = saved, self.num_blocks - 1
 
         def differentiate(index: Array | int, dx: list[Array]) -> tuple[list[Array], Params]:

@@ -23,6 +23,7 @@ gain from prefetching: there, a gather waits for the block (`xla/ordered_collect
 Source: Zhao et al. 2023, "PyTorch FSDP", section 3.3.2 (prefetching).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -95,17 +96,18 @@ def run_prefetched(
         of `x`.
     """
     key_data = None if key is None else jax.random.key_data(key)
-    return run_stack(make_stack(model, plan, shards, x, key_data), shards, *split_differentiable(x), key_data)
+    stack = make_stack(model, plan, shards, x, key_data)
+    return run_stack(stack.forward, stack.backward, shards, *split_differentiable(x), key_data)
 
 
-def run_stack(stack: "Stack", *arguments: Any) -> Any:
+def run_stack(forward: Callable[..., Any], backward: Callable[..., Any], *arguments: Any) -> Any:
     """Runs a stack forward; autodiff runs it backward."""
 
     @jax.custom_vjp
     def run(*arguments: Any) -> Any:
-        return stack.forward(*arguments)[0]
+        return forward(*arguments)[0]
 
-    run.defvjp(stack.forward, stack.backward)
+    run.defvjp(forward, backward)
     return run(*arguments)
 
 

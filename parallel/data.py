@@ -182,9 +182,9 @@ def reduce(found: Reduced, plan: ShardingPlan) -> Reduced:
         return found
     gradients, scalars, summed = found.gradients, found.scalars, {}
     layouts, precision = plan.update_table.layouts, plan.options.precision
-    if reduces_in_backward(plan):
-        summed = {"blocks": gradients["blocks"]}
-        gradients, layouts = ({**tree, "blocks": {}} for tree in (gradients, layouts))
+    if found.summed:
+        summed = {name: gradients[name] for name in found.summed}
+        gradients, layouts = (tree | {name: {} for name in summed} for tree in (gradients, layouts))
         gradients, scalars = order_after(summed, (gradients, scalars))  # else XLA:CPU merges some of their reductions
     reduced, scalars = reduce_gradients(gradients, scalars, layouts, plan.summed_axes, precision.reduce)
     return Reduced({**reduced, **summed} if summed else reduced, scalars, found.errors, found.scale)

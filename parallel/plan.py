@@ -242,12 +242,14 @@ class Reduced(NamedTuple):
         scalars: Local sums: of the loss, of the weights, of the squares of complete gradients.
         errors: The errors of compression from the previous step (`compression.Errors`), or ().
         scale: The factor of the loss, and therefore of the gradients; None for no factor.
+        summed: The groups of parameters whose gradients backward has summed over all axes.
     """
 
     gradients: Any
     scalars: Sequence[Array]
     errors: Any
     scale: Array | None = None
+    summed: Sequence[str] = ()
 
 
 def splits_nothing(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:

@@ -21,6 +21,7 @@ from ..plan import ShardingPlan
 from ..xla.graph import Graph, dependencies, operation, trace
 from ..xla.primitives import GATHERS, gathered_over
 from .differentiable import join_differentiable, split_differentiable
+from .ends import separates_ends
 from .forward import block_of_loop
 from .model_parts import make_parts, on_activations
 from .prefetch import make_stack, prefetches_blocks
@@ -61,7 +62,8 @@ def find_backward_gathers(model: BlockModel, plan: ShardingPlan, microbatch: Abs
         block, unroll = block_of_loop(model, plan)
         run = partial(_of_loop, lambda shards, kept, x: block(x, shards, kept, key), plan, shards, x)
         inner = run(to_input=True)
-        ends_here = unroll == model.num_blocks and _is_frozen(model.embed_reads, plan)
+        is_alone = unroll == model.num_blocks or separates_ends(model, plan)
+        ends_here = is_alone and _is_frozen(model.embed_reads, plan)
         return BackwardGathers(inner, run(to_input=False) if ends_here else inner)
 
     return on_activations(find, model, plan, microbatch)

@@ -1,18 +1,21 @@
 """The loss of one device's rows, from a model and its layouts: each block is gathered, run and dropped."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ..data import make_varying, reduces_in_backward, sum_in_backward
 from ..fsdp import attach, gather
 from ..model import Activations, Batch, BlockModel, Model, Params, fold_block, has_state
 from ..model.loss_sums import LossSums, as_sums
 from ..plan import ShardingPlan
 from ..xla.ordered_collectives import order_after, scatter_first
 from ..zero import gradient_carriers
+from .ends import Ends, run_with_ends, separates_ends
 from .gathered_block import gathered_block, remat_block
 from .prefetch import check_prefetch, prefetches_blocks, run_prefetched
 
@@ -34,12 +37,15 @@ class LocalLoss(NamedTuple):
             model's state, () if it has none.
         differentiate: `differentiate(shards, kept, batch, key, state, scale) -> (LossSums, gradients)`, if it is not
             autodiff of `loss`. The gradients are those of `scale` times the loss; a `scale` of None means 1.
+        summed: The groups of parameters whose gradients backward sums over all axes; these parameters vary only over
+            the axes that split them.
     """
 
     keep: Callable[[Params], Kept]
     carriers: Callable[[Params], Params]
     loss: Callable[[Params, Kept, Batch, Array | None, Any], LossSums]
     differentiate: Callable[..., tuple[LossSums, Params]] | None = None
+    summed: tuple[str, ...] = ()
 
 
 def local_loss(model: Model | BlockModel, plan: ShardingPlan) -> LocalLoss:
@@ -84,7 +90,8 @@ def keep_for_step(plan: ShardingPlan) -> Callable[[Params], Kept]:
     def keep(params: Params) -> Kept:
         if plan.keeps_blocks:
             return gather(params, stored, axes, precision)
-        outside = gather(without_blocks(params), without_blocks(stored), axes, precision)
+        outside, layouts = without_blocks(params), without_blocks(stored)
+        outside = gather(make_varying(outside, layouts, plan.summed_axes), layouts, axes, precision)
         return {**outside, "blocks": plan.split_frozen(params)[0]["blocks"]}
 
     return keep
@@ -98,11 +105,15 @@ def _block_loss(model: BlockModel, plan: ShardingPlan) -> LocalLoss:
     if prefetches:
         check_prefetch(model.num_blocks, plan.options.remat)
     head_alone = [name for name in model.head_reads if name not in model.embed_reads]
+    separate, trained = separates_ends(model, plan), plan.trained.gradient_table.layouts
+    summed = tuple(plan.trained.gradient_table.layouts if separate else ["blocks"]) if reduces_in_backward(plan) else ()
 
     def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None, state: Any) -> LossSums:
         kept_outside = without_blocks(kept)
 
         def attached(own: Params) -> Params:
+            if summed and separate:
+                own = sum_in_backward(own, part_of(own, trained), plan.summed_axes, precision.reduce)
             whole, into = (part_of(own, tree) for tree in (kept_outside, reduced))
             return attach(own, whole, into, axes, precision)
 
@@ -115,7 +126,19 @@ def _block_loss(model: BlockModel, plan: ShardingPlan) -> LocalLoss:
             if jax.tree.leaves(kept_blocks):  # a separate barrier: together with trained ones they would get a gradient
                 kept_blocks, batch = lax.optimization_barrier((kept_blocks, batch))
             blocks, batch = lax.optimization_barrier((blocks, batch))
-        embed_params = attached(part_of(model.embed_reads, shards))
+        embedding, head_shards = part_of(model.embed_reads, shards), part_of(head_alone, shards)
+        if separate:
+            key_data = None if key is None else jax.random.key_data(key)
+            x, head_shards = run_with_ends(
+                partial(Ends, model, plan, num_blocks=model.num_blocks),
+                lambda shards: model.embed(attached(shards), batch, key),
+                (blocks, kept_blocks),
+                embedding,
+                head_shards,
+                key_data,
+            )
+            return as_sums(model.head(attached(head_shards), x, batch, key), precision.reduce)
+        embed_params = attached(embedding)
         x = model.embed(embed_params, batch, key)
         if gathers:
             x = order_after(kept_outside, x)
@@ -124,13 +147,12 @@ def _block_loss(model: BlockModel, plan: ShardingPlan) -> LocalLoss:
         else:
             layers = (blocks, kept_blocks, jnp.arange(model.num_blocks))
             x, _ = lax.scan(body, x, layers, unroll=unroll)
-        head_shards = part_of(head_alone, shards)
         if gathers:
             head_shards, x = scatter_first(head_shards, x)
         head_params = part_of(model.head_reads, {**embed_params, **attached(head_shards)})
         return as_sums(model.head(head_params, x, batch, key), precision.reduce)
 
-    return LocalLoss(keep_for_step(plan), make_carriers(plan), loss)
+    return LocalLoss(keep_for_step(plan), make_carriers(plan), loss, summed=summed)
 
 
 def block_of_loop(

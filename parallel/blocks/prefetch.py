@@ -23,6 +23,7 @@ gain from prefetching: there, a gather waits for the block (`xla/ordered_collect
 Source: Zhao et al. 2023, "PyTorch FSDP", section 3.3.2 (prefetching).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -34,6 +35,7 @@ from ...layouts.paths import join
 from ...mesh.compat import varying_axes
 from ...mesh.errors import raise_problems
 from ...mesh.keys import key_of
+from ..data import make_varying, reduce_gradients, reduces_in_backward
 from ..fsdp import AXIS, gather, scatter
 from ..model import Activations, BlockModel, Params, fold_block
 from ..plan import ShardingPlan
@@ -94,13 +96,18 @@ def run_prefetched(
     """
     key_data = None if key is None else jax.random.key_data(key)
     stack = make_stack(model, plan, shards, x, key_data)
+    return run_stack(stack.forward, stack.backward, shards, *split_differentiable(x), key_data)
+
+
+def run_stack(forward: Callable[..., Any], backward: Callable[..., Any], *arguments: Any) -> Any:
+    """Runs a stack forward; autodiff runs it backward."""
 
     @jax.custom_vjp
-    def run(*arguments: Any) -> Activations:
-        return stack.forward(*arguments)[0]
+    def run(*arguments: Any) -> Any:
+        return forward(*arguments)[0]
 
-    run.defvjp(stack.forward, stack.backward)
-    return run(shards, *split_differentiable(x), key_data)
+    run.defvjp(forward, backward)
+    return run(*arguments)
 
 
 def make_stack(
@@ -126,7 +133,8 @@ class Stack:
 
     def gather(self, shards: Shards, index: Array | int, done: Any = ()) -> Shards:
         """Gathers the parameters of one block; on simulated devices only after `done`."""
-        one = order_after(done, jax.tree.map(lambda leaf: leaf[index], join(*shards)))
+        one, (stored, _) = jax.tree.map(lambda leaf: leaf[index], join(*shards)), block_layouts(self.plan)
+        one = order_after(done, make_varying(one, stored, self.plan.summed_axes))
         return self.gather_one(one, like=shards)
 
     def gather_one(self, one: Params, like: Shards) -> Shards:
@@ -140,9 +148,13 @@ class Stack:
         return part(like[0]), part(like[1])
 
     def scatter(self, gradients: Params, done: Any) -> Params:
-        """Reduce-scatters the gradients of one block; on simulated devices only after `done`."""
-        _, reduced = block_layouts(self.plan)
-        return scatter(order_after(done, gradients), reduced, self.plan.gather_axes, self.plan.options.precision)
+        """Reduces the gradients of one block as backward does; on simulated devices only after `done`."""
+        (_, reduced), precision = block_layouts(self.plan), self.plan.options.precision
+        found = scatter(order_after(done, gradients), reduced, self.plan.gather_axes, precision)
+        if not reduces_in_backward(self.plan):
+            return found
+        trained = block_layouts(self.plan.trained)[1]
+        return reduce_gradients(found, (), trained, self.plan.summed_axes, precision.reduce)[0]
 
     def key_of(self, key_data: Array | None, index: Array | int) -> Array | None:
         """Returns the key of one block."""

@@ -27,9 +27,9 @@ from ...layouts.table import LayoutTable
 from ...mesh.compat import varying_axes
 from ...mesh.errors import UserError
 from ...mesh.keys import key_of, make_key
-from ..blocks.forward import local_loss, without_blocks
+from ..blocks.forward import local_loss, part_of
 from ..collectives import vary
-from ..data import make_varying, reduces_in_backward
+from ..data import make_varying
 from ..executor.pipeline_loss import pipeline_loss
 from ..model import Batch, BlockModel, Model, Params, has_state
 from ..model.loss_sums import LossSums, state_problem
@@ -112,7 +112,7 @@ class DeviceStep:
         # Stacked, so that XLA does not merge weights that they share.
         together = [jnp.stack(metrics)] if metrics else []
         scalars = [sums.total, sums.weight, *together, *complete_squares(gradients, update, axes)]
-        found = Reduced(gradients, scalars, errors, loss_factor)
+        found = Reduced(gradients, scalars, errors, loss_factor, self._loss.summed)
         for strategy in STRATEGIES.values():
             found = strategy.reduce(found, trained)
         total, weight, *further = found.scalars
@@ -129,11 +129,12 @@ class DeviceStep:
 
     def _varying(self, params: Params) -> Params:
         """Types parameters as varying over the axes of the batch, except those with gradients summed in backward."""
-        plan = self.plan
-        if not reduces_in_backward(plan):
+        plan, summed = self.plan, self._loss.summed
+        if not summed:
             return make_varying(params, plan.table.layouts, plan.summed_axes)
-        outside, layouts = without_blocks(params), without_blocks(plan.table.layouts)
-        return {**make_varying(outside, layouts, plan.summed_axes), "blocks": params["blocks"]}
+        others = [name for name in params if name not in summed]
+        layouts = part_of(others, plan.table.layouts)
+        return {**params, **make_varying(part_of(others, params), layouts, plan.summed_axes)}
 
     def _begin(self, params: Params) -> Params:
         """Runs the `begin` of every strategy."""

@@ -17,6 +17,7 @@ from ...layouts.paths import in_blocks
 from ...mesh.errors import UserError
 from ...mesh.keys import make_key
 from ..blocks.backward_gathers import find_backward_all_to_alls, find_backward_gathers
+from ..blocks.ends import separates_ends
 from ..blocks.model_parts import recomputes_output
 from ..blocks.prefetch import prefetches_blocks
 from ..collectives import CallCounts, Collective, StepCounts
@@ -96,14 +97,16 @@ def _unread(
     before_head = [row.path for row in plan.table.rows if row.path.split("/")[0] != "head"]
     if plan.pipeline is None and plan.frozen.issuperset(before_head):
         return dict.fromkeys(paths, calls.block_again + calls.block_backward)
-    if shapes is None or plan.keeps_blocks or not plan.gathers_blocks:
-        return {}
-    reads = find_backward_gathers(model, plan, shapes)
     first = plan.options.accumulate
+    unread = dict.fromkeys(paths, first) if separates_ends(model, plan) else {}  # the last block, still gathered
+    if shapes is None or plan.keeps_blocks or not plan.gathers_blocks:
+        return unread
+    reads = find_backward_gathers(model, plan, shapes)
     if prefetches_blocks(plan) and platform in TRICKS["order"].platforms:  # waits read every gather
         return {path: calls.block_backward - first for path in paths if path not in reads.inner}
     return {
-        path: (calls.block_backward - first) * (path not in reads.inner) + first * (path not in reads.first)
+        path: max((calls.block_backward - first) * (path not in reads.inner), unread.get(path, 0))
+        + first * (path not in reads.first)
         for path in paths
     }
 

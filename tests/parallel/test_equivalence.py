@@ -9,7 +9,11 @@ import pytest
 import reference
 from spmdkit.mesh.axes import AXES
 from spmdkit.parallel import Precision, build_step, census, lay_out
+from spmdkit.parallel.blocks.ends import separates_ends
+from spmdkit.parallel.collectives import differing
+from spmdkit.parallel.data import DataParallelConfig
 from spmdkit.parallel.sharding.stored_order import unstore_blocks
+from spmdkit.parallel.xla import platform
 from support import table, toy
 from support.order import unordered
 from support.rows import SIZES, batches, config, first_params, model, num_devices, optimizer, plain, row_named, sizes_of
@@ -85,7 +89,35 @@ def test_some_rows_of_the_table(name, float64):
     check(row_named(name), "float64", drawn=True)
 
 
-def check(row, dtype, *, drawn=False):
+TWO, FOUR = ({"fsdp": table.options("fsdp", size)} for size in (2, 4))
+ENDS = [
+    table.Row("fsdp", "transformer", FOUR, remat="full", dropout=0.1),
+    table.Row(
+        "overlapped", "transformer", {"data": DataParallelConfig(size=2, reduce="overlapped"), **FOUR}, remat="full"
+    ),
+    table.Row("tensor-accumulate", "transformer", {**TWO, "tensor": 2}, accumulate=2, remat="full", dropout=0.1),
+    table.Row(
+        "overlapped-tensor",
+        "transformer",
+        {"data": DataParallelConfig(size=2, reduce="overlapped"), **TWO, "tensor": 2},
+        remat="full",
+    ),
+    table.Row("experts", "moe", {**TWO, "expert": 2}, remat="full"),
+    table.Row("ring", "gpt", {**TWO, "context": 2}, remat="full"),
+]
+
+
+@pytest.mark.slow_cases("overlapped")
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=() if row.name == "overlapped" else pytest.mark.slow, id=row.name) for row in ENDS]
+)
+def test_numbers_on_gpus_with_the_first_and_last_block_outside_the_loop(row, float64, monkeypatch):
+    """Simulated devices run this form of the step only here."""
+    monkeypatch.setattr(platform, "OVERLAPPING", ("cpu",))
+    check(row, "float64", of_gpus=True)
+
+
+def check(row, dtype, *, drawn=False, of_gpus=False):
     """Trains one row of the table from given parameters, or from drawn ones, and compares."""
     own, is_mlp = model(row.kind, row.layers, row.dropout), row.kind == "mlp"
     precision = Precision(params=dtype, compute=dtype, reduce=dtype)
@@ -107,6 +139,10 @@ def check(row, dtype, *, drawn=False):
             assert worst(natural(layouts, state.opt_state[0].gradients), gradients) < (TOLERANCE[dtype],)
     assert worst(natural(layouts, state.params), params) < (TOLERANCE[dtype],)
     assert_really_on(state.params, layouts, sizes)
+    if of_gpus:
+        assert separates_ends(own, step.plan)
+        assert differing(step.cost(abstract), census(compiled.as_text(), layouts.mesh), ("bytes",)) == {}
+        return
     assert census(compiled.as_text(), layouts.mesh) == step.cost(abstract)
     assert unordered(compiled.as_text()) == []
 

@@ -140,7 +140,7 @@ def test_two_collectives_overlap_if_fsdp_crosses_hosts_alone_or_exchanges():
 
 
 def test_hsdp_hides_most_of_its_sums_over_hosts():
-    """Llama-3 8B, data 16 x fsdp 8: 199 ms of a simulated step are exposed with one sum at the end, 38 in backward."""
+    """Llama-3 8B, data 16 x fsdp 8: 199 ms of a simulated step are exposed with one sum at the end, 15 in backward."""
     sizes = {"rows": 256, "length": 8192, "vocabulary": 128_256, **LLAMA_8B}
     strategies = {when: {"data": {"size": 16, "reduce": when}, "fsdp": 8} for when in ("at_end", "auto")}
     found = {}
@@ -151,7 +151,7 @@ def test_hsdp_hides_most_of_its_sums_over_hosts():
         found[when] = simulate(compiled.as_text(), parse_target("h100:16x8"))
     assert found["auto"].exposed_seconds < 0.25 * found["at_end"].exposed_seconds
     assert found["auto"].step_seconds < 0.95 * found["at_end"].step_seconds
-    sums = [each for each in found["auto"].exchanges if each.kind == "all-reduce" and each.runs >= 31]
+    sums = [each for each in found["auto"].exchanges if each.kind == "all-reduce" and each.runs >= 30]
     assert sum(each.exposed for each in sums) < 0.1 * sum(each.seconds for each in sums)
 
 
@@ -171,6 +171,23 @@ def test_fsdp_between_hosts_with_tensor_inside_exposes_half():
     assert moved["all-gather", ("fsdp",)] == pytest.approx(2 * parameters, rel=1e-3), "once"
     assert found.exposed_seconds < 0.5 * 0.188
     assert compiled.memory_analysis().temp_size_in_bytes < 6e9
+
+
+def test_ends_of_the_step_run_beside_the_first_and_the_last_block():
+    """Llama-3 8B: without this, 9.4 % of the communication of fsdp 128 and 10.8 % of data 16 x fsdp 8 were exposed."""
+    sizes = {"rows": 256, "length": 8192, "vocabulary": 128_256, **LLAMA_8B}
+    found = {}
+    for name, strategy in {"fsdp": {"fsdp": 128}, "hsdp": {"data": 16, "fsdp": 8}}.items():
+        options = default_options(step_for("h100:16x8", strategy, **sizes)[0].plan)
+        step, batch = step_for("h100:16x8", strategy, xla=options, **sizes)
+        compiled = step.compile(batch)
+        assert compiled.memory_analysis().temp_size_in_bytes < 14e9
+        found[name] = simulate(compiled.as_text(), parse_target("h100:16x8"))
+    assert max(each.exposed_share for each in found.values()) < 0.05
+    assert found["hsdp"].step_seconds < 1.03 * found["fsdp"].step_seconds
+    wide = [each for each in found["hsdp"].exchanges if each.kind == "all-reduce" and each.bytes > 2e8]
+    assert len(wide) == 2, "the sums of the embedding and of the head, beside products"
+    assert sum(each.exposed for each in wide) < 0.1 * sum(each.seconds for each in wide)
 
 
 def test_explain_compiles_for_128_gpus(tmp_path):

@@ -46,6 +46,33 @@ def test_values_are_in_memory_from_their_operation_to_their_last_use(function, a
     assert peak["activations"] == (5 * SIZE if function is stacked else 0)
 
 
+@pytest.mark.parametrize(("unrolled", "arrays"), [(1, 4), (2, 6)])
+def test_loops_compute_late_what_the_next_turn_does_not_need(unrolled, arrays):
+    """With two turns, the late product of the first keeps its operands, the sine and a slice, during the second."""
+
+    def turn(carry, one):
+        return carry @ one, jnp.sin(carry) @ one
+
+    stack = jax.ShapeDtypeStruct((4, 10, 10), jnp.float32)
+    peak = peak_of(jax.make_jaxpr(lambda x, xs: lax.scan(turn, x, xs))(X, stack).jaxpr, unrolled)
+    assert peak == {"temporaries": arrays * SIZE, "gradients": 4 * SIZE}
+
+
+def test_gathers_inside_other_dims_take_their_bytes_twice():
+    """They arrive with the gathered dim outermost, and are copied to the layout of a product."""
+    mesh = jax.sharding.AbstractMesh((2,), ("fsdp",))
+    for dim, copies in ((0, 1), (1, 2)):
+
+        def gathered(x, dim=dim):
+            whole = lax.all_gather(x, "fsdp", axis=dim, tiled=True)
+            return whole @ whole.T
+
+        spec = jax.P(*[None] * dim, "fsdp")
+        program = jax.make_jaxpr(jax.shard_map(gathered, mesh=mesh, in_specs=spec, out_specs=jax.P("fsdp")))(X)
+        peak = peak_of(program.jaxpr.eqns[0].params["jaxpr"])
+        assert peak["communication"] == copies * SIZE
+
+
 SMALL = "model.layers=8 model.width=512 data.length=512 train.global_batch=32 precision.compute=bfloat16"
 
 

@@ -263,5 +263,7 @@ def _find_lifetimes(operations: list[Operation], results: list[Value]) -> None:
         later = [value.last for value in operation.writes if not value.stored and not operation.stores]
         for value in operation.reads:
             value.last = max(value.last, position, *later)
+        for value in operation.writes:
+            value.last = max(value.last, position)
         for value in operation.stacked:
             value.kind = "activations" if value.last < len(operations) else "gradients"

@@ -126,3 +126,23 @@ def test_analytic_memory_is_near_that_of_the_compiler(preset, target):
     assert plan.peak_bytes == sizes - memory.alias_size_in_bytes
     assert plan.temporaries == memory.temp_size_in_bytes
     assert plan.analytic.peak_bytes == pytest.approx(plan.peak_bytes, rel=0.1)
+
+
+LARGE = (
+    "model.width=2048 model.heads=16 model.layers=8 data.length=2048 precision.compute=bfloat16 train.global_batch=64"
+)
+STRATEGIES = (
+    *("3d", "compressed", "context", "data_parallel", "diloco", "fsdp", "fsdp_tensor", "hsdp", "moe", "pipeline"),
+    *("quickstart", "tensor", "zero"),
+)
+
+
+@pytest.mark.targets
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", STRATEGIES)
+def test_analytic_memory_of_each_strategy_is_near_that_of_the_compiler(preset):
+    """The strategies of the small presets, with blocks of a size for which GPUs are used."""
+    sizes = [*LARGE.split(), *(["model.mlp_width=2048"] if preset == "moe" else [])]
+    plan = plan_run(load_config(preset, sizes, sizes=False), "h100:1x8")
+    assert plan.temporaries is not None
+    assert plan.analytic.peak_bytes == pytest.approx(plan.peak_bytes, rel=0.1)

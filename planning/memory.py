@@ -12,6 +12,7 @@ from ..mesh.targets import compiling_for
 from ..parallel.sharding.strategies import option_types
 from ..parallel.xla.graph import equations
 from ..runtime.build_run import Built, build
+from ..runtime.compilation import DOUBLE_BUFFERING
 from ..runtime.explain import state_bytes
 from .traced_memory import peak_of
 
@@ -57,7 +58,9 @@ def analytic_memory(built: Built) -> AnalyticMemory:
     with compiling_for(built.layouts.mesh.target):
         program = built.step.trace(built.batch).jaxpr.jaxpr
     on_a_device = [each.params["jaxpr"] for each in equations(program) if each.primitive.name == "shard_map"]
-    peak: Counter[str] = max(map(peak_of, on_a_device), key=Counter.total, default=Counter())
+    unrolled = 2 if dict(built.step.plan.options.xla).get(DOUBLE_BUFFERING) else 1
+    peaks = (peak_of(each, unrolled) for each in on_a_device)
+    peak: Counter[str] = max(peaks, key=Counter.total, default=Counter())
     activations, communication = peak["activations"], peak["communication"]
     return AnalyticMemory(state_bytes(built), activations, communication, peak.total() - activations - communication)
 

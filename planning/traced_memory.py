@@ -1,11 +1,14 @@
 """Estimates the memory of a step from its traced program, before a compiler sees it.
 
-The traced operations run in order, and a value is in memory from its operation to its last use. Operations on single
-elements are fused into those that read them: their results take no memory, unless a product, a collective or a loop
-reads them. Results of movements are their operands. Loops hold what they stack from their start, and update in place
-what they carry.
+A value is in memory from its operation to its last use. Operations run in the traced order, except in loops: XLA's
+latency-hiding scheduler runs what the next turn does not need, such as the gradients of weights, as late as possible
+(`_turns`). Operations on single elements are fused into those that read them: their results take no memory, unless a
+product, a collective or a loop reads them. Results of movements are their operands. Loops hold what they stack from
+their start, and update in place what they carry. A gather along a dim inside others arrives with that dim outermost,
+and is copied to the layout of the products.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,12 +38,14 @@ class Value:
             gathers, or "temporaries".
         last: The position of its last use.
         stored: True if it is in memory, and not only within a fusion.
+        moved: True if it has the layout of a gather along a dim inside others.
     """
 
     bytes: int = 0
     kind: str = "temporaries"
     last: int = -1
     stored: bool = False
+    moved: bool = False
 
 
 @dataclass(eq=False)
@@ -54,6 +59,7 @@ class Operation:
         bodies: The programs that it runs, each with the position of its first input among `reads`.
         carried: Positions among `reads` of what a loop carries from turn to turn.
         stacked: Results that a loop stacks.
+        length: The turns of a loop, if they are known.
     """
 
     name: str
@@ -62,6 +68,7 @@ class Operation:
     bodies: list[tuple[Any, int]] = field(default_factory=list)
     carried: range = range(0)
     stacked: list[Value] = field(default_factory=list)
+    length: int = 1
 
     @property
     def stores(self) -> bool:
@@ -76,16 +83,21 @@ class Operation:
         return dying if self.bodies or not self.stores else []
 
 
-def peak_of(jaxpr: Any, given: Sequence[Value] = ()) -> Counter[str]:
-    """Returns the bytes by kind that a program needs at once.
+def peak_of(jaxpr: Any, unrolled: int = 1) -> Counter[str]:
+    """Returns the bytes by kind that a program needs at once, without its inputs.
 
     Args:
         jaxpr: The program.
-        given: Its inputs, with the bytes of those that it may overwrite; by default none of them counts.
+        unrolled: The turns of a loop that the compiler schedules together: 2 with XLA's double buffering.
     """
+    inputs = [Value(stored=True) for _ in [*jaxpr.constvars, *jaxpr.invars]]
     operations: list[Operation] = []
-    inputs = list(given) or [Value(stored=True) for _ in [*jaxpr.constvars, *jaxpr.invars]]
-    _find_lifetimes(operations, _inline(jaxpr, inputs, operations))
+    return _peak(operations, inputs, _inline(jaxpr, inputs, operations), unrolled)
+
+
+def _peak(operations: list[Operation], inputs: list[Value], results: list[Value], unrolled: int) -> Counter[str]:
+    """Returns the bytes by kind that operations need at once; the bytes of the inputs are of those to overwrite."""
+    _find_lifetimes(operations, results)
     live: Counter[str] = Counter()
     peak: Counter[str] = Counter()
     ending: dict[int, list[Value]] = {}
@@ -106,7 +118,7 @@ def peak_of(jaxpr: Any, given: Sequence[Value] = ()) -> Counter[str]:
         overwritten = operation.overwrites(dying)
         end(overwritten)
         if operation.bodies:
-            during = live + _peak_of_bodies(operation, overwritten)
+            during = live + _peak_of_bodies(operation, overwritten, unrolled)
             peak = max(peak, during, key=Counter.total)
         start(operation.writes)
         peak = max(peak, live.copy(), key=Counter.total)
@@ -114,20 +126,73 @@ def peak_of(jaxpr: Any, given: Sequence[Value] = ()) -> Counter[str]:
     return peak
 
 
-def _peak_of_bodies(operation: Operation, overwritten: list[Value]) -> Counter[str]:
+def _peak_of_bodies(operation: Operation, overwritten: list[Value], unrolled: int) -> Counter[str]:
     """Returns the bytes while an operation runs its programs: those of the largest, and what it stacks meanwhile."""
     peak: Counter[str] = Counter()
     for jaxpr, first in operation.bodies:
-        reads = operation.reads[first:]
-        given = [
-            Value(value.bytes if number in operation.carried or value in overwritten else 0, value.kind, stored=True)
-            for number, value in enumerate(reads, first)
-        ]
-        constants = [Value(stored=True) for _ in jaxpr.constvars]
-        peak = max(peak, peak_of(jaxpr, [*constants, *given]), key=Counter.total)
+        inputs = [Value(stored=True) for _ in jaxpr.constvars]
+        for number, value in enumerate(operation.reads[first:], first):
+            counts = number in operation.carried or value in overwritten
+            inputs.append(Value(value.bytes if counts else 0, value.kind, stored=True))
+        operations: list[Operation] = []
+        if operation.name == "scan":
+            operations, results = _turns(operation, jaxpr, inputs, min(unrolled, operation.length))
+        else:
+            results = _inline(jaxpr, inputs, operations)
+        peak = max(peak, _peak(operations, inputs, results, unrolled), key=Counter.total)
     for value in operation.stacked:
         peak[value.kind] += value.bytes
+    if operation.name == "scan" and operation.length > unrolled > 1:
+        for value in operation.reads[operation.carried.stop :]:  # the first turns, peeled, read the stacks as they were
+            peak[value.kind] += value.bytes * value.moved
     return peak
+
+
+def _turns(operation: Operation, jaxpr: Any, inputs: list[Value], turns: int) -> tuple[list[Operation], list[Value]]:
+    """Returns the operations of some turns of a loop in the order in which they are scheduled, and what they carry.
+
+    Products that no carried value depends on, and what depends on them, are late: those of the first turn run after all
+    turns, which hide their collectives. Slices of stacks are in memory from their first use. What a turn stacks is in
+    the stack at once.
+    """
+    first, last = (each + len(jaxpr.constvars) for each in (operation.carried.start, operation.carried.stop))
+    carried = inputs[first:last]
+    ordered: list[Operation] = []
+    delayed: list[Operation] = []
+    unread = set[Value]()
+    for turn in range(turns):
+        slices = [Value(_bytes(variable.aval)) for variable in jaxpr.invars[operation.carried.stop :]]
+        operations: list[Operation] = []
+        results = _inline(jaxpr, [*inputs[:first], *carried, *slices], operations)
+        carried, stacked = results[: len(carried)], results[len(carried) :]
+        for value in carried:
+            value.stored = True
+        for value, one in zip(operation.stacked, stacked, strict=True):
+            value.moved = one.moved
+        late = _late(operations, carried) if turn == 0 else ()
+        delayed += [each for each in operations if each in late]
+        unread.update(slices)
+        for each in [*(each for each in operations if each not in late), *(delayed if turn == turns - 1 else ())]:
+            found = [value for value in each.reads if value in unread]
+            ordered += [Operation("slice", [], found)] * bool(found) + [each]
+            unread.difference_update(found)
+    return ordered, carried
+
+
+def _late(operations: list[Operation], carried: list[Value]) -> set[Operation]:
+    """Returns the products that no carried value depends on, and the operations that depend on them."""
+    needed, made = set(carried), set[Value]()
+    needs = set[Operation]()
+    for operation in reversed(operations):
+        if not needed.isdisjoint(operation.writes):
+            needs.add(operation)
+            needed.update(operation.reads)
+    late = set[Operation]()
+    for operation in operations:
+        if operation not in needs and (operation.name in PRODUCTS or not made.isdisjoint(operation.reads)):
+            late.add(operation)
+            made.update(operation.writes)
+    return late
 
 
 def _inline(jaxpr: Any, inputs: Sequence[Value], operations: list[Operation]) -> list[Value]:
@@ -148,10 +213,18 @@ def _inline(jaxpr: Any, inputs: Sequence[Value], operations: list[Operation]) ->
             operations.append(Operation(name, reads, []))
         else:
             kind = "communication" if name in GATHERS else "temporaries"
-            results = [Value(_bytes(variable.aval), kind) for variable in equation.outvars]
+            moved = _gathers_inside(equation) or (name not in STORED and any(one.moved for one in reads))
+            copies = 2 if moved and name in GATHERS else 1
+            results = [Value(copies * _bytes(variable.aval), kind, moved=moved) for variable in equation.outvars]
             operations.append(_operation(equation, reads, results, bodies))
         values.update(zip(equation.outvars, results, strict=True))
     return [read(variable) for variable in jaxpr.outvars]
+
+
+def _gathers_inside(equation: Any) -> bool:
+    """Returns whether an operation gathers along a dim inside others."""
+    before = equation.params["all_gather_dimension"] if equation.primitive.name in GATHERS else 0
+    return before > 0 and math.prod(equation.outvars[0].aval.shape[:before]) > 1
 
 
 def _operation(equation: Any, reads: list[Value], writes: list[Value], bodies: list[Any]) -> Operation:
@@ -159,7 +232,8 @@ def _operation(equation: Any, reads: list[Value], writes: list[Value], bodies: l
     if name == "scan":
         first = params["num_consts"]
         carried = range(first, first + params["num_carry"])
-        return Operation(name, reads, writes, [(bodies[0], 0)], carried, writes[params["num_carry"] :])
+        stacked = writes[params["num_carry"] :]
+        return Operation(name, reads, writes, [(bodies[0], 0)], carried, stacked, params["length"])
     if name == "while":
         first = params["cond_nconsts"]
         carried = range(first + params["body_nconsts"], len(reads))
@@ -189,5 +263,7 @@ def _find_lifetimes(operations: list[Operation], results: list[Value]) -> None:
         later = [value.last for value in operation.writes if not value.stored and not operation.stores]
         for value in operation.reads:
             value.last = max(value.last, position, *later)
+        for value in operation.writes:
+            value.last = max(value.last, position)
         for value in operation.stacked:
             value.kind = "activations" if value.last < len(operations) else "gradients"

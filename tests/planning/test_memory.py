@@ -44,6 +44,33 @@ def test_stacks_that_a_program_returns_are_gradients():
     assert (peak["gradients"], peak["activations"]) == (5 * SIZE, 0)
 
 
+@pytest.mark.parametrize(("unrolled", "arrays"), [(1, 4), (2, 6)])
+def test_loops_compute_late_what_the_next_turn_does_not_need(unrolled, arrays):
+    """With two turns, the late product of the first keeps its operands, the sine and a slice, during the second."""
+
+    def turn(carry, one):
+        return carry @ one, jnp.sin(carry) @ one
+
+    stack = jax.ShapeDtypeStruct((4, 10, 10), jnp.float32)
+    peak = peak_of(jax.make_jaxpr(lambda x, xs: lax.scan(turn, x, xs))(X, stack).jaxpr, unrolled)
+    assert peak == {"temporaries": arrays * SIZE, "gradients": 4 * SIZE}
+
+
+def test_gathers_inside_other_dims_take_their_bytes_twice():
+    """They arrive with the gathered dim outermost, and are copied to the layout of a product."""
+    mesh = jax.sharding.AbstractMesh((2,), ("fsdp",))
+    for dim, copies in ((0, 1), (1, 2)):
+
+        def gathered(x, dim=dim):
+            whole = lax.all_gather(x, "fsdp", axis=dim, tiled=True)
+            return whole @ whole.T
+
+        spec = jax.P(*[None] * dim, "fsdp")
+        program = jax.make_jaxpr(jax.shard_map(gathered, mesh=mesh, in_specs=spec, out_specs=jax.P("fsdp")))(X)
+        peak = peak_of(program.jaxpr.eqns[0].params["jaxpr"])
+        assert peak["communication"] == copies * SIZE
+
+
 SMALL = "model.layers=8 model.width=512 data.length=512 train.global_batch=32 precision.compute=bfloat16"
 
 
@@ -103,4 +130,24 @@ def test_analytic_memory_is_near_that_of_the_compiler(preset, target):
     sizes = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
     assert plan.peak_bytes == sizes - memory.alias_size_in_bytes
     assert plan.temporaries == memory.temp_size_in_bytes
+    assert plan.analytic.peak_bytes == pytest.approx(plan.peak_bytes, rel=0.1)
+
+
+LARGE = (
+    "model.width=2048 model.heads=16 model.layers=8 data.length=2048 precision.compute=bfloat16 train.global_batch=64"
+)
+STRATEGIES = (
+    *("3d", "compressed", "context", "data_parallel", "diloco", "fsdp", "fsdp_tensor", "hsdp", "moe", "pipeline"),
+    *("quickstart", "tensor", "zero"),
+)
+
+
+@pytest.mark.targets
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", STRATEGIES)
+def test_analytic_memory_of_each_strategy_is_near_that_of_the_compiler(preset):
+    """The strategies of the small presets, with blocks of a size for which GPUs are used."""
+    sizes = [*LARGE.split(), *(["model.mlp_width=2048"] if preset == "moe" else [])]
+    plan = plan_run(load_config(preset, sizes, sizes=False), "h100:1x8")
+    assert plan.temporaries is not None
     assert plan.analytic.peak_bytes == pytest.approx(plan.peak_bytes, rel=0.1)

@@ -86,9 +86,9 @@ def test_remat_keeps_fewer_activations(monkeypatch):
         found = analytic_memory(build(config, devices=list_devices(target="h100:1x8")))
         kept[remat] = found.activations
         assert found.peak_bytes > sum(found.state.values()) - found.state["gradients"] + found.activations
-    blocks_and_input = 8 * (32 // 8) * 512 * 512 * 2
+    inputs = 7 * (32 // 8) * 512 * 512 * 2  # of the blocks in the loop; the last one is outside
     assert kept["none"] > 1.3 * kept["dots"] > 3 * kept["full"]
-    assert blocks_and_input <= kept["full"] <= 2 * blocks_and_input
+    assert inputs <= kept["full"] <= 2 * inputs
 
 
 @pytest.fixture

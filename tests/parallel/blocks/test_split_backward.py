@@ -114,6 +114,48 @@ def test_little_is_held():
     assert jax.tree.all(jax.tree.map(jnp.array_equal, residuals, recomputed))
 
 
+@pytest.mark.slow
+def test_gathers_are_made_again_and_gradients_scattered_last():
+    """Under FSDP: gathers in F and B, none in W; the reduce-scatter in W alone; no gathered parameter is held."""
+    mesh = toy.mesh(fsdp=2).backend_mesh
+    layouts = {"w": TensorLayout(("fsdp", None)), "v": TensorLayout(("fsdp", None))}
+    seen = {}
+
+    def block(params, x, key):
+        whole = gather(params, layouts, ("fsdp",), Precision())
+        ready = attach(params, whole, layouts, ("fsdp",), Precision())
+        return x + jnp.tanh(x @ ready["w"]) @ ready["v"]
+
+    def local(params, x):
+        parts = split_block(block, params, x, None)
+        y, residuals = parts.forward(params, x, None)
+        dx, deferred = parts.backward_input(params, None, residuals, [y])
+        counted = {
+            "forward": (parts.forward, params, x, None),
+            "input": (parts.backward_input, params, None, residuals, [y]),
+            "weight": (parts.backward_weight, params, None, residuals, deferred),
+        }
+        for name, (function, *arguments) in counted.items():
+            names = [eqn.primitive.name for eqn in jax.make_jaxpr(function)(*arguments).jaxpr.eqns]
+            seen[name] = (names.count("all_gather"), names.count("reduce_scatter"))
+        assert all(leaf.shape[0] == x.shape[0] for leaf in (*parts.residuals, *parts.deferred))
+        return y, dx[0], parts.backward_weight(params, None, residuals, deferred)
+
+    def reference(params, x):
+        y, pull = jax.vjp(lambda params, x: block(params, x, None), params, x)
+        gradients, dx = pull(y)
+        return y, dx, gradients
+
+    params = {"w": jax.random.normal(jax.random.key(0), (8, 16)), "v": jax.random.normal(jax.random.key(1), (16, 8))}
+    x, spec = jax.random.normal(jax.random.key(2), (4, 8)), PartitionSpec("fsdp")
+    ours, theirs = (
+        jax.jit(jax.shard_map(each, mesh=mesh, in_specs=(spec, spec), out_specs=spec))(params, x)
+        for each in (local, reference)
+    )
+    assert seen == {"forward": (2, 0), "input": (2, 0), "weight": (0, 2)}
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, ours, theirs))
+
+
 def test_a_recomputed_norm_is_not_gathered_again_in_w():
     """Under `dots` only W needs the normed activations once more: B makes them, with the scale that it gathers."""
     mesh = toy.mesh(fsdp=2).backend_mesh

@@ -184,24 +184,6 @@ def test_rejects_options_out_of_range(layouts, options, message):
         build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts, **options)
 
 
-@pytest.mark.slow
-def test_compiled_ahead_it_runs_what_was_compiled(layouts):
-    step = build_step(toy.BLOCK_MODEL, optax.sgd(1e-2), layouts)
-    compiled = step.compile(toy.abstract(toy.batch(0)))
-    assert step.compile(toy.abstract(toy.batch(0))) is compiled
-    compilations = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, duration_secs, **_: compilations.append(event) if "backend_compile" in event else None
-    )
-    state = step.init(0, params=toy.first_params())
-    compilations.clear()
-    _, metrics = step(state, toy.batch(0))
-    assert compilations == []
-    plain = build_step(toy.BLOCK_MODEL, optax.sgd(1e-2), layouts)
-    _, expected = plain(plain.init(0, params=toy.first_params()), toy.batch(0))
-    assert float(metrics.loss) == float(expected.loss)
-
-
 def linear_step(**options):
     model = spmdkit.Model(
         init=lambda key: {"w": jax.random.normal(key, (4,))},

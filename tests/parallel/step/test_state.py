@@ -28,14 +28,6 @@ def test_devices_agree_on_the_mean_of_numbers_and_the_maximum_of_counts():
     assert {name: leaf.tolist() for name, leaf in state.items()} == {"mean": [1.5, 1.5], "count": [5, 5]}
 
 
-def test_what_every_device_holds_is_replicated(step):
-    state = step.abstract_state()
-    for leaf in (state.step, state.key, state.opt_state[0].count):
-        assert leaf.sharding.is_fully_replicated
-    assert (state.step.dtype, state.key.dtype, state.key.shape) == (jnp.int32, jnp.uint32, (2,))
-    assert state.extra == ()
-
-
 def test_an_abstract_state_is_that_of_the_first_one(step):
     promised = jax.tree.leaves(step.abstract_state())
     given = jax.tree.leaves(step.init(0, jax.tree.map(lambda leaf: jnp.ones(leaf.shape), step.abstract_state().params)))

@@ -198,18 +198,6 @@ def test_allows_rollbacks_with_a_fixed_loss_scale():
     assert load_config("mlp", given).train.not_finite == "roll_back"
 
 
-def test_checks_sizes_if_the_devices_are_known(write):
-    (problem,) = problems_of(write(GOOD), "strategy.fsdp=2")
-    assert problem == (
-        "strategy.fsdp=2: strategy: fsdp 2 x data 2, but run.simulate=8 gives 8 devices: 4 != 8. "
-        "Set strategy.fsdp=4, strategy.data=4 or run.simulate=4."
-    )
-    (problem,) = problems_of(write(GOOD), "train.global_batch=20")
-    assert problem.startswith("train.global_batch=20: train.global_batch=20 rows cannot be split evenly: ")
-    config = load_config(write(GOOD), ["run.simulate=0", "strategy.fsdp=100", "train.global_batch=200"])
-    assert config.strategy["fsdp"].size == 100
-
-
 def test_ignores_sizes_if_the_mesh_is_chosen_later(write):
     path = write("run: {simulate: 4}\nstrategy: {fsdp: 8}\ntrain: {global_batch: 3}\nlaunch: {elastic: [tensor]}\n")
     with pytest.raises(ConfigError):

@@ -1,11 +1,7 @@
 """The examples in Python do what they say, in seconds."""
 
-import shlex
-
 import numpy as np
 import pytest
-from spmdkit.configs import load_config
-from spmdkit.runtime.build_run import build
 from support.runs import EXAMPLES, example
 
 pytestmark = [pytest.mark.usefixtures("broadcasting"), pytest.mark.slow]
@@ -57,21 +53,3 @@ def test_a_trainer():
     assert predicted.shape == (1003, 3)
     assert scores["accuracy"] == pytest.approx((predicted.argmax(1) == targets).mean(), abs=1e-12)
     assert scores["accuracy"] > 0.8
-
-
-ADAPTED = ["linen_cnn", "nnx_mlp", "equinox_mlp", "keras_mlp", "own_model"]
-
-
-@pytest.mark.long_cases("equinox_mlp", "keras_mlp", "own_model")
-@pytest.mark.parametrize("name", ADAPTED)
-def test_each_library_shows_three_strategies(name):
-    """FSDP, data parallelism, and rules over its own paths that XLA splits by."""
-    lines = (EXAMPLES / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
-    commands = [shlex.split(line)[3:] for line in lines if line.startswith("# spmdkit train")]
-    assert len(commands) == 3
-    used = []
-    for _, *overrides in commands:
-        layouts = build(load_config(EXAMPLES / f"{name}.yaml", overrides)).layouts
-        used.append({axis for row in layouts.table.rows for axis in row.layout.used_axes})
-    assert "fsdp" in used[0]
-    assert used[1:] == [set(), {"tensor"}]

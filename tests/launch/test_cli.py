@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -101,9 +100,7 @@ def test_help_does_not_import_jax():
         except SystemExit:
             sys.exit("jax" in sys.modules)
     """
-    start = time.monotonic()
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=30)
-    assert time.monotonic() - start < 5  # 0.1 s on an idle machine
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import optax
 import pytest
 from spmdkit.layouts import LayoutMap, LayoutTable, TensorLayout, resolve, resolve_optimizer_state
-from spmdkit.layouts.paths import leaves_with_paths
 
 PARAMS = {
     "embed": jax.ShapeDtypeStruct((256, 128), jnp.float32),
@@ -86,17 +85,3 @@ def test_a_single_array_as_parameters(canonical):
     table = resolve(params, canonical, default=lambda *_: (TensorLayout(("fsdp",), canonical), "fsdp"))
     state = resolve_optimizer_state(jax.eval_shape(optax.adam(1e-3).init, params), table)
     assert [row.layout.axes for row in state.rows] == [(), ("fsdp",), ("fsdp",)]
-
-
-def test_no_device_holds_a_whole_slot(table):
-    optimizer = optax.adamw(1e-3)
-    params = jax.tree.map(
-        lambda leaf, sharding: jax.device_put(jnp.zeros(leaf.shape), sharding), PARAMS, table.shardings()
-    )
-    state = resolve_optimizer_state(jax.eval_shape(optimizer.init, PARAMS), table)
-    made = jax.jit(optimizer.init, out_shardings=state.shardings())(params)
-    for path, leaf in leaves_with_paths(made):
-        row = state.row(path)
-        assert leaf.sharding.device_set == set(table.mesh.backend_mesh.devices.flat)
-        shards = {shard.data.shape for shard in leaf.addressable_shards}
-        assert shards == {row.layout.shard_shape(row.shape)}, path

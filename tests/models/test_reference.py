@@ -7,7 +7,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import reference
 from reference.transformer import attention, kept_values
@@ -83,18 +82,3 @@ def test_dropout(float64):
 
 
 # The optimizer
-
-
-@pytest.mark.slow
-def test_adamw_and_clipping(float64):
-    """NumPy's steps are those of optax."""
-    shapes = {"a": (3, 4), "b": (2,)}
-    params = {name: np.asarray(normal(*shape)) for name, shape in shapes.items()}
-    chain = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2, weight_decay=0.1))
-    mine, theirs, state, adamw = params, params, chain.init(params), reference.AdamW(params, rate=1e-2, decay=0.1)
-    for _ in range(3):
-        gradients = {name: np.asarray(normal(*shape)) for name, shape in shapes.items()}
-        updates, state = chain.update(gradients, state, theirs)
-        theirs = optax.apply_updates(theirs, updates)
-        mine = adamw.update(mine, reference.clip(gradients, 0.5)[0])
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), mine, theirs)

@@ -92,14 +92,6 @@ def test_learned_positions_begin_again_in_each_document():
 DROPPED = replace(SMALL, dropout=0.3)
 
 
-@pytest.mark.slow
-def test_evaluation_drops_nothing():
-    params, batch = make_params(SMALL), make_batch(SMALL)
-    del batch["example"]
-    dropped, plain = (jax.jit(transformer(config).loss)(params, batch, None) for config in (DROPPED, SMALL))
-    np.testing.assert_array_equal(dropped, plain)
-
-
 def test_blocks_and_steps_drop_different_values():
     model, params, batch = transformer(DROPPED), make_params(DROPPED), make_batch(DROPPED)
     x = {"hidden": jnp.ones((3, SMALL.length, SMALL.width)), "example": batch["example"]}

@@ -1,6 +1,5 @@
-"""Tensor parallel in small: which heads go where, what cannot be split, what no device ever holds, axes left to XLA."""
+"""Tensor parallel in small: which heads go where, what cannot be split, axes left to XLA."""
 
-import re
 from functools import cache
 
 import jax
@@ -177,25 +176,6 @@ def test_the_split_loss_and_its_gradient_are_those_of_the_whole(float64):
     np.testing.assert_allclose(gradient, right, rtol=1e-9, atol=1e-12)
 
 
-def whole_rows(step):
-    """Values of the step's program with a whole row of logits: a position, or all of them, by the vocabulary."""
-    text = step.lower(toy.abstract(batch())).as_text()
-    assert "manual_computation" in text or not step.plan.manual_axes
-    positions = "|".join(str(rows * length) for rows in (1, ROWS) for length in (LENGTH, LENGTH // 2))
-    return set(re.findall(rf"tensor<((?:\d+x)*(?:{positions})x{VOCABULARY}xf\d+)>", text))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("collective_matmul", [False, True])
-def test_no_device_ever_holds_a_whole_row_of_logits(collective_matmul):
-    assert whole_rows(build({"tensor": TensorConfig(size=2, collective_matmul=collective_matmul)}, 2)) == set()
-
-
-@pytest.mark.slow
-def test_one_device_does():
-    assert f"{ROWS}x{LENGTH}x{VOCABULARY}xf32" in whole_rows(build({"data": 1}, 1))
-
-
 # Numbers and traffic
 
 FSDP = FSDPConfig(size=2, floor_bytes=64)
@@ -218,14 +198,6 @@ def of_toy(compute, devices):
     step = build_step(toy.BLOCK_MODEL, optax.sgd(0.1), layouts, clip_norm=1.0, precision=Precision(compute=compute))
     assert step.plan.manual_axes == (("fsdp",) if devices > 1 else ())
     return trained(step, [toy.batch(seed) for seed in range(3)])
-
-
-@pytest.mark.slow
-def test_an_axis_left_to_xla():
-    found, params = of_toy("float32", 4)
-    np.testing.assert_allclose(found, of_toy("float32", 1)[0], rtol=2e-5)
-    shapes = {shard.data.shape for shard in params["blocks"]["up"].addressable_shards}
-    assert shapes == {(toy.BLOCKS, toy.WIDTH // 2, 4 * toy.WIDTH // 2)}
 
 
 @pytest.mark.slow

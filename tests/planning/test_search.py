@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import combinations
 
 import pytest
 import yaml
@@ -39,13 +40,16 @@ def without_compiler(monkeypatch):
     monkeypatch.setattr(targets, "CUDA_PLUGINS", ())
 
 
-def test_every_candidate_can_be_planned(without_compiler):
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_candidate_can_be_planned(every, without_compiler):
     """The sizes of a candidate pass all checks of a run: of its strategies, its model and its batch."""
     config, target = small(), parse_target("h100:1x8")
     found = list(enumerate_candidates(model_sizes(config), target, 16))
     meshes = {candidate.mesh: candidate for candidate in found}  # the last variant of each
     assert {"pipe", "data", "fsdp", "context", "tensor"} <= {axis for mesh in meshes for axis, _ in mesh}
-    for candidate in meshes.values():
+    sample = [candidate for mesh, candidate in meshes.items() if len(mesh) == 3][::2]
+    assert len({pair for each in sample for pair in combinations(dict(each.mesh), 2)}) == 10, "all pairs of the 5 axes"
+    for candidate in meshes.values() if every else sample:
         plan = plan_run(candidate.configure(config), "h100:1x8")
         assert {axis: size for axis, size in plan.mesh.items() if size > 1} == dict(candidate.mesh)
 

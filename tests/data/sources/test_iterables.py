@@ -246,10 +246,3 @@ def test_what_a_DataLoader_says_in_the_main_thread(said):
 def test_other_errors_tell_of_no_worker():
     assert lost_worker(RuntimeError("DataLoader is confused")) == ""
     assert lost_worker(ValueError("DataLoader worker (pid 1)")) == ""
-
-    def broken(epoch):
-        yield {"inputs": np.ones(1)}
-        raise RuntimeError("a mistake of mine")
-
-    with pytest.raises(ValueError, match="a mistake of mine"):
-        from_examples(broken).train.take(np.arange(2))

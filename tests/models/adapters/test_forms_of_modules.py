@@ -74,21 +74,6 @@ def test_equinox_with_a_list_of_layers_and_functions():
     assert set(model.init(jax.random.key(0))["layers"]) == {"0", "3"}
 
 
-def test_linen_with_setup_and_a_flag_of_evaluation():
-    from flax import linen as nn
-
-    class Net(nn.Module):
-        def setup(self):
-            self.first, self.second = nn.Dense(8), nn.Dense(CLASSES)
-            self.norm, self.dropout = nn.BatchNorm(), nn.Dropout(0.2, broadcast_dims=(1,))
-
-        def __call__(self, x, *, deterministic):
-            x = self.norm(self.first(x), use_running_average=deterministic)
-            return self.second(self.dropout(nn.relu(x), deterministic=deterministic))
-
-    assert {"random numbers", "the model's state"} <= set(proved(Net()))
-
-
 def test_linen_whose_norm_always_trains():
     """Its statistics are those of the batch in an evaluation too: then rows depend on each other there."""
     from flax import linen as nn

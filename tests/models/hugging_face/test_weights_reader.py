@@ -37,15 +37,6 @@ def test_logits_are_the_familys(folder, name, float64):
     np.testing.assert_allclose(found, plain.logits(config, arrays, TOKENS), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.slow
-def test_sizes(folder):
-    plain.write(folder, plain.LLAMA3, plain.draw(plain.LLAMA3))
-    config = load(folder).config
-    assert (config.head_size, config.num_kv_heads, config.length, config.vocabulary) == (12, 2, 64, 37)
-    assert load(folder, length=16, dropout=0.1).config.dropout == 0.1
-    assert load(folder, length=16).model.flops_per_row < load(folder).model.flops_per_row
-
-
 @pytest.mark.parametrize(("family", "head_width"), [("qwen3", 128), ("llama", 4), ("qwen2", 4)])
 def test_a_missing_head_dim_has_the_default_of_its_family(family, head_width):
     """Qwen3 has heads of 128 whatever its width; the others divide the width among their heads."""
@@ -62,13 +53,6 @@ def test_nothing_is_read_before_it_is_asked_for(folder):
     assert not isinstance(gate, np.ndarray)
     assert (gate.shape, gate.dtype) == ((3, 16, 24), ml_dtypes.bfloat16)
     assert all(isinstance(array, np.memmap) for array in gate._arrays)
-
-
-def test_bfloat16_is_read_exactly(folder):
-    arrays = plain.draw(plain.LLAMA, "bfloat16")
-    plain.write(folder, plain.LLAMA, arrays)
-    up = load(folder).params["blocks"]["mlp"]["up"]
-    np.testing.assert_array_equal(up[1], arrays["model.layers.1.mlp.up_proj.weight"].T)
 
 
 @pytest.mark.slow_cases("strategy0")

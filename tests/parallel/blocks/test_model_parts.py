@@ -1,12 +1,9 @@
-"""The parts of a model compute the same as the model, including gathers and casts."""
+"""The parts of a model: what a block gathers, in which dtype it computes, and what is computed again."""
 
 import jax
 import numpy as np
-import pytest
-from jax import lax
 from jax.sharding import PartitionSpec
 from spmdkit.parallel import FSDPConfig, Precision, lay_out
-from spmdkit.parallel.blocks.forward import without_blocks
 from spmdkit.parallel.blocks.gathered_block import REMAT_POLICIES, block_layouts
 from spmdkit.parallel.blocks.model_parts import make_parts, recomputes_output
 from spmdkit.parallel.data import make_varying
@@ -21,48 +18,6 @@ PARAMS = jax.tree.map(np.asarray, BLOCK_MODEL.init(jax.random.key(0)))
 
 def block_of(blocks, index):
     return jax.tree.map(lambda leaf: leaf[index], blocks)
-
-
-def in_parts(params, batch, *, remat="none", precision=Precision()):  # noqa: B008  (frozen)
-    """(sum, weight) of a device's rows: embed, each block in its turn, head."""
-    parts = make_parts(BLOCK_MODEL, toy.with_options(LAYOUTS, remat=remat, precision=precision))
-    outside = without_blocks(params)
-    whole = gather(outside, without_blocks(LAYOUTS.table.layouts), LAYOUTS.gather_axes, precision)
-    x = parts.embed({name: outside[name] for name in parts.embed_reads}, whole, batch, None)
-    for index in range(toy.BLOCKS):
-        x = parts.block(block_of(params["blocks"], index), None, x, None)
-    return parts.head({name: outside[name] for name in parts.head_reads}, whole, x, batch, None)[:2]
-
-
-def on_mesh(function):
-    """A function of a device's parameters and rows that returns sums and something laid out as the parameters."""
-    specs = LAYOUTS.manual_specs(LAYOUTS.table)
-
-    def run(params, batch):
-        return function(make_varying(params, LAYOUTS.table.layouts, LAYOUTS.manual_axes), batch)
-
-    return jax.shard_map(
-        run,
-        mesh=LAYOUTS.mesh.backend_mesh,
-        in_specs=(specs, PartitionSpec("fsdp")),
-        out_specs=((PartitionSpec(), PartitionSpec()), specs),
-    )
-
-
-@pytest.mark.slow_cases("none")
-@pytest.mark.parametrize("remat", ["none", "full"])
-def test_parts_have_the_sums_and_gradients_of_the_model(remat):
-    def run(params, batch):
-        sums, gradients = jax.value_and_grad(lambda *given: in_parts(*given, remat=remat), has_aux=True)(params, batch)
-        replicated = jax.tree.map(
-            lambda leaf, layout: leaf if layout.used_axes else lax.psum(leaf, "fsdp"), gradients, LAYOUTS.table.layouts
-        )
-        return lax.psum(sums, "fsdp"), replicated
-
-    sums, gradients = jax.jit(on_mesh(run))(PARAMS, toy.batch(0))
-    expected, wanted = jax.jit(jax.value_and_grad(BLOCK_MODEL.loss, has_aux=True))(PARAMS, toy.batch(0), None)
-    assert np.allclose(sums, expected, rtol=1e-5)
-    assert max(jax.tree.leaves(jax.tree.map(toy.relative, gradients, wanted))) < 1e-5
 
 
 def block_alone(*, gathered):

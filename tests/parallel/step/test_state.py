@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import PartitionSpec
 from spmdkit.parallel import FSDPConfig, build_step, lay_out
 from spmdkit.parallel.pipeline import PipelineConfig
 from spmdkit.parallel.sharding.stored_order import stored_order
@@ -27,24 +26,6 @@ def test_devices_agree_on_the_mean_of_numbers_and_the_maximum_of_counts():
     agree = partial(reduce_model_state, state=jax.tree.map(jnp.asarray, before), axes=("data",), typed=False)
     state = jax.vmap(agree, axis_name="data")(found)
     assert {name: leaf.tolist() for name, leaf in state.items()} == {"mean": [1.5, 1.5], "count": [5, 5]}
-
-
-def test_moments_lie_where_their_parameters_do(step):
-    state = step.abstract_state()
-    specs = jax.tree.map(lambda leaf: leaf.sharding.spec, state.params)
-    assert specs["blocks"]["up"] == PartitionSpec(None, "fsdp")
-    (adam, *_) = state.opt_state
-    for moment in (adam.mu, adam.nu):
-        assert jax.tree.map(lambda leaf: leaf.sharding.spec, moment) == specs
-        assert jax.tree.map(lambda leaf: leaf.shape, moment) == jax.tree.map(lambda leaf: leaf.shape, state.params)
-
-
-def test_what_every_device_holds_is_replicated(step):
-    state = step.abstract_state()
-    for leaf in (state.step, state.key, state.opt_state[0].count):
-        assert leaf.sharding.is_fully_replicated
-    assert (state.step.dtype, state.key.dtype, state.key.shape) == (jnp.int32, jnp.uint32, (2,))
-    assert state.extra == ()
 
 
 def test_an_abstract_state_is_that_of_the_first_one(step):
@@ -164,11 +145,3 @@ def test_reports_all_problems(drawn):
     assert "blocks/up is float32[2, 16, 64], expected float32[3, 16, 64]" in text
     assert "blocks/scale is a float, expected float32[3, 16]" in text
     assert "head/out is int64[16, 32], expected float32[16, 32]" in text
-
-
-def test_a_tree_of_other_names_is_told_briefly():
-    wrong = {f"layers.{number}.weight": np.zeros(2) for number in range(100)}
-    with pytest.raises(ValueError, match=r"embed/table is missing") as error:
-        step_on("data").init(0, wrong)
-    assert str(error.value).endswith("... and 85 more")
-    assert len(str(error.value).splitlines()) == 22

@@ -35,13 +35,6 @@ def test_one_device_is_silent():
     assert found({"data": 1}, num_devices=1) == []
 
 
-@pytest.mark.slow_cases("2")
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_data_parallel_is_one_all_reduce(accumulate):
-    total = 3 * BLOCK_BYTES + OUTER_BYTES + SCALE_BYTES + SCALARS
-    assert found({"data": 8}, accumulate=accumulate) == [Collective("all-reduce", ("data",), 1, total)]
-
-
 @pytest.mark.slow_cases("dots", "none")
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
 def test_fsdp_gathers_twice_and_scatters_once_a_block(remat):
@@ -49,16 +42,6 @@ def test_fsdp_gathers_twice_and_scatters_once_a_block(remat):
         Collective("all-gather", ("fsdp",), 2 * 2 * 3 + 2, 2 * 3 * BLOCK_BYTES + OUTER_BYTES),
         Collective("all-reduce", ("fsdp",), 1, SCALE_BYTES + SCALARS + 4),  # small gradients, the loss, the norm
         Collective("reduce-scatter", ("fsdp",), 2 * 3 + 2, 3 * BLOCK_BYTES + OUTER_BYTES),
-    ]
-
-
-def test_hsdp_reduces_shards_over_data_once():
-    shards = (3 * BLOCK_BYTES + OUTER_BYTES) // 4
-    assert found({"data": 2, "fsdp": fsdp(4)}) == [
-        Collective("all-gather", ("fsdp",), 14, 2 * 3 * BLOCK_BYTES + OUTER_BYTES),
-        Collective("all-reduce", ("data",), 1, shards),
-        Collective("all-reduce", ("data", "fsdp"), 2, SCALE_BYTES + SCALARS + 4),
-        Collective("reduce-scatter", ("fsdp",), 8, 3 * BLOCK_BYTES + OUTER_BYTES),
     ]
 
 

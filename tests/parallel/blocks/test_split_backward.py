@@ -9,10 +9,10 @@ from jax.sharding import PartitionSpec
 from spmdkit.layouts.tensor_layout import TensorLayout
 from spmdkit.models.transformer import transformer
 from spmdkit.models.transformer_config import TransformerConfig
-from spmdkit.parallel.blocks.differentiable import split_differentiable
 from spmdkit.parallel.blocks.gathered_block import remat_block
 from spmdkit.parallel.blocks.split_backward import split_block
 from spmdkit.parallel.fsdp import attach, gather
+from spmdkit.parallel.model import split_differentiable
 from spmdkit.parallel.options import Precision
 from support import toy
 
@@ -158,8 +158,8 @@ def test_gathers_are_made_again_and_gradients_scattered_last():
 
 def test_a_recomputed_norm_is_not_gathered_again_in_w():
     """Under `dots` only W needs the normed activations once more: B makes them, with the scale that it gathers."""
-    mesh = toy.mesh(fsdp=2).backend_mesh
-    layouts = {"scale": TensorLayout(("fsdp",)), "w": TensorLayout((None, None))}
+    mesh = toy.mesh(fsdp=2)
+    layouts = {"scale": TensorLayout(("fsdp",), mesh), "w": TensorLayout((None, None), mesh)}
     seen = []
 
     def block(params, x, key):
@@ -178,7 +178,8 @@ def test_a_recomputed_norm_is_not_gathered_again_in_w():
 
     params, x = {"scale": jnp.ones(8), "w": jnp.ones((8, 8))}, jnp.ones((4, 8))
     specs = {"scale": PartitionSpec("fsdp"), "w": PartitionSpec()}, PartitionSpec("fsdp")
-    jax.eval_shape(jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=specs[1]), params, x)
+    mapped = jax.shard_map(local, mesh=mesh.backend_mesh, in_specs=specs, out_specs=specs[1])
+    jax.eval_shape(mapped, params, x)
     assert "all_gather" not in seen[0]
     assert "dot_general" in seen[0]
 

@@ -45,9 +45,11 @@ def find_backward_gathers(
     def find(params: Params, x: Activations) -> tuple[frozenset[str], frozenset[str]]:
         shards, key = jax.tree.map(lambda leaf: leaf[0], params["blocks"]), make_key(0)
         if plan.pipeline:
-            return (_of_split(make_parts(model, plan).block, plan, shards, x, key),) * 2
+            inner = _of_split(make_parts(model, plan).block, plan, shards, x, key)
+            return inner, inner
         if prefetches_blocks(plan):
-            return (_of_prefetched(model, plan, params["blocks"], x),) * 2
+            inner = _of_prefetched(model, plan, params["blocks"], x)
+            return inner, inner
         block, unroll = block_of_loop(model, plan)
         run = partial(_of_loop, lambda shards, kept, x: block(x, shards, kept, key), plan, shards, x)
         inner = run(to_input=True)

@@ -1,7 +1,7 @@
 """Code that depends on the version of JAX, or on names that JAX does not export."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from inspect import signature
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -80,14 +80,11 @@ def answer_cudnn_checks(capability: str, cudnn_version: int) -> Iterator[None]:
         "check_compute_capability": lambda least: card >= tuple(map(int, least.split("."))),
         "is_cuda_compute_capability_equal": lambda other: card == tuple(map(int, other.split("."))),
     }
-    before = {name: getattr(fused_attention_stablehlo, name) for name in answers}
-    try:
+    with ExitStack() as stack:
         for name, answer in answers.items():
+            stack.callback(setattr, fused_attention_stablehlo, name, getattr(fused_attention_stablehlo, name))
             setattr(fused_attention_stablehlo, name, answer)
         yield
-    finally:
-        for name, answer in before.items():
-            setattr(fused_attention_stablehlo, name, answer)
 
 
 def cudnn_attention_gradients(

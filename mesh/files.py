@@ -55,7 +55,8 @@ def atomic_write(target: Path) -> Iterator[Path]:
         yield partial
         for file in [*partial.rglob("*")] if partial.is_dir() else [partial]:
             if file.is_file():
-                _flush(file)
+                with file.open("rb") as opened:
+                    os.fsync(opened.fileno())
         check_replaceable(target)
         if target.is_dir():
             if not partial.is_dir():
@@ -113,11 +114,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _flush(file: Path) -> None:
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -34,6 +34,11 @@ class Collective:
     count: int
     bytes: int
 
+    @property
+    def key(self) -> tuple[str, tuple[str, ...]]:
+        """The kind and the axes, which lines that are added up have in common."""
+        return self.kind, self.axes
+
     def times(self, calls: int) -> "Collective":
         """Returns the line for the given number of calls."""
         return replace(self, count=self.count * calls, bytes=self.bytes * calls)
@@ -46,8 +51,8 @@ def merge(lines: Iterable[Collective]) -> tuple[Collective, ...]:
     """Adds up lines of one kind and one set of axes, and sorts them."""
     totals: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
     for line in lines:
-        count, size = totals.get((line.kind, line.axes), (0, 0))
-        totals[line.kind, line.axes] = (count + line.count, size + line.bytes)
+        count, size = totals.get(line.key, (0, 0))
+        totals[line.key] = (count + line.count, size + line.bytes)
     return tuple(Collective(kind, axes, *total) for (kind, axes), total in sorted(totals.items()) if total[0])
 
 
@@ -61,7 +66,7 @@ def differing(
         found: Merged lines of the compiled step.
         compared: The figures to compare; a missing line is always a difference.
     """
-    wanted, got = ({(line.kind, line.axes): line for line in lines} for lines in (predicted, found))
+    wanted, got = ({line.key: line for line in lines} for lines in (predicted, found))
     differences = {}
     for key in sorted({*wanted, *got}):
         one, other = wanted.get(key), got.get(key)
@@ -120,32 +125,20 @@ class CallCounts(NamedTuple):
     others: int
 
 
-class Sent(NamedTuple):
-    """An array that pipeline stages send.
-
-    Attributes:
-        leaf: Its per-device shape and dtype.
-        times: How often it is sent.
-    """
-
-    leaf: jax.ShapeDtypeStruct
-    times: int
-
-
 class StepCounts(NamedTuple):
     """The inputs of a strategy's cost besides the plan: the calls of the model, and the model's own collectives.
 
     Attributes:
         calls: The calls of the parts of the model in a step.
         own: The model's own collectives in one step, unmerged.
-        sent: The per-device arrays that pipeline stages send in one run of the timetable, up and down.
+        sent: The per-device arrays that pipeline stages send in one run of the timetable, up and down, and how often.
         metrics: The number of sums in the model's own metrics, two for each, which are reduced with the loss.
         unread: For each parameter of blocks, by path, the number of a block's backward calls that do not read it.
     """
 
     calls: CallCounts
     own: tuple[Collective, ...] = ()
-    sent: tuple[Sent, ...] = ()
+    sent: tuple[tuple[jax.ShapeDtypeStruct, int], ...] = ()
     metrics: int = 0
     unread: Mapping[str, int] = MappingProxyType({})
 

@@ -10,9 +10,8 @@ from ..layouts.sizes import format_bytes
 from ..layouts.table import LayoutTable
 from ..mesh.errors import docs_url, printable
 from ..parallel.collectives import Collective
-from ..parallel.schedule.schedule_figures import schedule_to_json, summarize
 from ..parallel.schedule.schedule_table import Schedule
-from ..parallel.schedule.timing import measure
+from ..parallel.schedule.timing import measure, schedule_to_json, summarize
 from ..parallel.verification.collective_check import check_collectives
 from .build_run import Built
 

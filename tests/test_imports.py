@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MAX_CODE_LINES = {
     "mesh": 900,
     "layouts": 1110,
-    "parallel": 7770,
+    "parallel": 7810,
     "models": 2470,
     "data": 2400,
     "checkpoints": 1070,

@@ -59,8 +59,7 @@ def schedule(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from ...parallel.schedule.csv_file import csv_text
-    from ...parallel.schedule.schedule_figures import schedule_to_json, summarize
-    from ...parallel.schedule.timing import measure
+    from ...parallel.schedule.timing import measure, schedule_to_json, summarize
     from ...report.schedule_drawing import draw_svg, draw_text
 
     found, costs = _find_schedule(arguments), arguments.costs

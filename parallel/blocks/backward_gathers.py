@@ -8,7 +8,7 @@ are needed: like XLA, the count here ignores operations that no result depends o
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 from jax import Array
@@ -16,11 +16,10 @@ from jax import Array
 from ...layouts.paths import leaves_with_paths
 from ...mesh.keys import make_key
 from ..collectives import Collective, Traffic, wire_bytes
-from ..model import AbstractBatch, Activations, BlockModel, Params
+from ..model import AbstractBatch, Activations, BlockModel, Params, join_differentiable, split_differentiable
 from ..plan import ShardingPlan
 from ..xla.graph import Graph, dependencies, operation, trace
 from ..xla.primitives import GATHERS, gathered_over
-from .differentiable import join_differentiable, split_differentiable
 from .ends import separates_ends
 from .forward import block_of_loop
 from .model_parts import make_parts, on_activations
@@ -30,20 +29,12 @@ from .split_backward import split_block
 ALL_TO_ALL = "all-to-all"
 
 
-class BackwardGathers(NamedTuple):
-    """Paths of parameters of blocks that backward gathers again.
+def find_backward_gathers(
+    model: BlockModel, plan: ShardingPlan, microbatch: AbstractBatch
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Returns the paths of the parameters of blocks that backward gathers again.
 
-    Attributes:
-        inner: In a block with an input that has a gradient.
-        first: In the first block.
-    """
-
-    inner: frozenset[str]
-    first: frozenset[str]
-
-
-def find_backward_gathers(model: BlockModel, plan: ShardingPlan, microbatch: AbstractBatch) -> BackwardGathers:
-    """Returns the parameters that backward gathers again, block by block.
+    The first set is of a block with an input that has a gradient, the second one of the first block.
 
     Args:
         model: The model, split over the axes inside it.
@@ -51,20 +42,20 @@ def find_backward_gathers(model: BlockModel, plan: ShardingPlan, microbatch: Abs
         microbatch: The per-device shapes of one microbatch.
     """
 
-    def find(params: Params, x: Activations) -> BackwardGathers:
+    def find(params: Params, x: Activations) -> tuple[frozenset[str], frozenset[str]]:
         shards, key = jax.tree.map(lambda leaf: leaf[0], params["blocks"]), make_key(0)
         if plan.pipeline:
             inner = _of_split(make_parts(model, plan).block, plan, shards, x, key)
-            return BackwardGathers(inner, inner)
+            return inner, inner
         if prefetches_blocks(plan):
             inner = _of_prefetched(model, plan, params["blocks"], x)
-            return BackwardGathers(inner, inner)
+            return inner, inner
         block, unroll = block_of_loop(model, plan)
         run = partial(_of_loop, lambda shards, kept, x: block(x, shards, kept, key), plan, shards, x)
         inner = run(to_input=True)
         is_alone = unroll == model.num_blocks or separates_ends(model, plan)
         ends_here = is_alone and _is_frozen(model.embed_reads, plan)
-        return BackwardGathers(inner, run(to_input=False) if ends_here else inner)
+        return inner, run(to_input=False) if ends_here else inner
 
     return on_activations(find, model, plan, microbatch)
 

@@ -22,11 +22,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ...mesh.compat import varying_axes
-from ..model import Activations, BlockModel, Params
+from ..model import Activations, BlockModel, Params, join_differentiable, split_differentiable
 from ..plan import ShardingPlan
 from ..xla import platform
-from .differentiable import join_differentiable, split_differentiable
-from .prefetch import MIN_BLOCKS, Shards, Stack, prefetches_blocks, run_stack
+from .prefetch import MIN_BLOCKS, Shards, Stack, hold, prefetches_blocks, run_stack
 
 
 def separates_ends(model: BlockModel, plan: ShardingPlan) -> bool:
@@ -125,11 +124,7 @@ def _after(done: Any, value: Any) -> Any:
 
     A barrier gives all its operands the same mesh axes that they vary over, so others with more axes are left out.
     """
-    leaves, treedef = jax.tree.flatten(value)
-    for axes in {varying_axes(leaf) for leaf in leaves}:
-        alike = [index for index, leaf in enumerate(leaves) if varying_axes(leaf) == axes]
+    for axes in dict.fromkeys(map(varying_axes, jax.tree.leaves(value))):
         before = [each for each in jax.tree.leaves(done) if varying_axes(each) <= axes]
-        _, held = lax.optimization_barrier((before, [leaves[index] for index in alike]))
-        for index, leaf in zip(alike, held, strict=True):
-            leaves[index] = leaf
-    return treedef.unflatten(leaves)
+        _, value = hold(before, value, axes)
+    return value

@@ -37,10 +37,9 @@ from ...mesh.errors import raise_problems
 from ...mesh.keys import key_of
 from ..data import make_varying, reduce_gradients, reduces_in_backward
 from ..fsdp import AXIS, gather, scatter
-from ..model import Activations, BlockModel, Params, fold_block
+from ..model import Activations, BlockModel, Params, fold_block, join_differentiable, split_differentiable
 from ..plan import ShardingPlan
 from ..xla.ordered_collectives import order_after
-from .differentiable import join_differentiable, split_differentiable
 from .gathered_block import block_layouts
 from .split_backward import SplitBlock, split_block
 
@@ -208,7 +207,8 @@ class Stack:
     def backward(self, saved: Any, gradient: Activations) -> Any:
         """Runs all blocks backward; returns the gradients of the shards and of the differentiable leaves."""
         shards, residuals, last, key_data = saved
-        shards, last = _order_backward(shards, last) if self.parts else lax.optimization_barrier((shards, last))
+        axes = frozenset().union(*map(varying_axes, jax.tree.leaves((shards, last))))
+        shards, last = hold(shards, last, axes) if self.parts else lax.optimization_barrier((shards, last))
         final = self.num_blocks - 1
 
         def turn(carry: Any, residuals: Any, index: Array | int) -> Any:
@@ -232,17 +232,15 @@ class Stack:
         return (jax.tree.map(lambda *parts: jnp.concatenate(parts), *gradients), None), dx, None, None
 
 
-def _order_backward(shards: Shards, residuals: Any) -> tuple[Shards, Any]:
-    """Puts a barrier before backward, except for residuals that vary over fewer mesh axes, such as positions.
+def hold(before: Any, value: Any, axes: frozenset[str]) -> tuple[Any, Any]:
+    """Puts a barrier around both, except for leaves of `value` that vary over other mesh axes, such as positions.
 
     A barrier gives all its operands the same type, and the parts of a block need residuals of their original types.
     """
-    leaves, treedef = jax.tree.flatten(residuals)
-    axes = frozenset().union(*map(varying_axes, jax.tree.leaves((shards, residuals))))
-    alike = [varying_axes(leaf) == axes for leaf in leaves]
-    shards, held = lax.optimization_barrier((shards, [leaf for leaf, each in zip(leaves, alike, strict=True) if each]))
+    leaves, treedef = jax.tree.flatten(value)
+    before, held = lax.optimization_barrier((before, [leaf for leaf in leaves if varying_axes(leaf) == axes]))
     held = iter(held)
-    return shards, treedef.unflatten([next(held) if each else leaf for leaf, each in zip(leaves, alike, strict=True)])
+    return before, treedef.unflatten([next(held) if varying_axes(leaf) == axes else leaf for leaf in leaves])
 
 
 def _stacked(tree: Params) -> Params:

@@ -38,10 +38,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from ...mesh.compat import Equation, Variable, is_literal
-from ..model import Activations, Params
+from ..model import Activations, Params, join_differentiable, split_differentiable
 from ..xla.graph import Graph, operation, run_equations, trace
 from ..xla.primitives import COLLECTIVES, GATHERS, MOVES, PRODUCTS
-from .differentiable import join_differentiable, split_differentiable
 
 Held: TypeAlias = tuple[Array, ...]
 """Arrays that one part computes for another."""

@@ -23,6 +23,7 @@ the same number of turns, and therefore call the same collectives in the same or
 """
 
 from collections.abc import Mapping
+from functools import partial
 from math import gcd
 from typing import Any
 
@@ -30,18 +31,16 @@ import jax
 from jax import Array, lax
 
 from ...layouts.paths import join
-from ..blocks.differentiable import split_differentiable
 from ..blocks.forward import Kept, LocalLoss, keep_for_step, make_carriers
-from ..blocks.model_parts import ModelParts, make_parts, on_activations
-from ..collectives import Sent
+from ..blocks.model_parts import make_parts, on_activations
 from ..fsdp import scatter, whole_carriers
-from ..model import Activations, Batch, BlockModel, Params
+from ..model import Activations, Batch, BlockModel, Params, split_differentiable
 from ..model.loss_sums import LossSums
 from ..plan import ShardingPlan
 from ..schedule.builders import forwards_only
 from ..schedule.schedule_table import Kind
-from ..schedule.timetable import Entry, Timetable, make_timetable
-from .stage import Inputs, Stage, State
+from ..schedule.timetable import Entry, make_timetable
+from .stage import Stage, State
 from .tick import Message, Tick, count_sends, exchange, take
 
 
@@ -54,13 +53,13 @@ def pipeline_loss(model: BlockModel, plan: ShardingPlan) -> LocalLoss:
     """
     pipeline = plan.pipeline
     assert pipeline is not None
-    parts = make_parts(model, plan)
+    stage = partial(Stage, make_parts(model, plan), plan.manual_axes)
 
     def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None, state: Any) -> LossSums:
         rows = next(iter(batch.values())).shape[0]  # of an evaluation, which training's microbatches may not divide
         schedule = forwards_only(pipeline.schedule, gcd(rows, pipeline.schedule.microbatches))
         timetable = make_timetable(schedule, pipeline.stages)
-        return run_forward(parts, timetable, Inputs(shards, kept, batch, key), axes=plan.manual_axes)
+        return run_forward(stage(timetable, shards, kept, batch, key))
 
     def differentiate(
         shards: Params, kept: Kept, batch: Batch, key: Array | None, state: Any, scale: Array | None
@@ -69,8 +68,7 @@ def pipeline_loss(model: BlockModel, plan: ShardingPlan) -> LocalLoss:
         if plan.scatters_once:
             kept = kept if plan.keeps_blocks else {**kept, "blocks": join(kept["blocks"], shards["blocks"])}
             shards = whole_carriers(shards, layouts, plan.gather_axes)
-        inputs = Inputs(shards, kept, batch, key, scale)
-        gradients, sums = run_gradients(parts, pipeline.timetable, inputs, axes=plan.manual_axes)
+        gradients, sums = run_gradients(stage(pipeline.timetable, shards, kept, batch, key, scale))
         if plan.scatters_once:
             gradients = scatter(gradients, layouts, plan.gather_axes, precision)
         return sums, gradients
@@ -80,8 +78,10 @@ def pipeline_loss(model: BlockModel, plan: ShardingPlan) -> LocalLoss:
 
 def sent_in_a_step(
     model: BlockModel, plan: ShardingPlan, microbatch: Mapping[str, jax.ShapeDtypeStruct], platform: str
-) -> tuple[Sent, ...]:
-    """Returns the per-device arrays that stages send, activations up and gradients down, for one run of the timetable.
+) -> tuple[tuple[jax.ShapeDtypeStruct, int], ...]:
+    """Returns the per-device arrays that stages send in one run of the timetable, and how often they send each.
+
+    They are activations up and gradients down.
 
     Args:
         model: The model, split over the axes inside it.
@@ -99,28 +99,20 @@ def sent_in_a_step(
     differentiable, others = split_differentiable(on_activations(shapes, model, plan, microbatch))
     messages = [*differentiable, *others], [*differentiable, *(others if timetable.both_ways else [])]
     return tuple(
-        Sent(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), times)
+        (leaf, times)
         for message, times in zip(messages, count_sends(timetable, platform), strict=True)
         for leaf in message
     )
 
 
-def run_gradients(
-    parts: ModelParts, timetable: Timetable, inputs: Inputs, *, axes: tuple[str, ...]
-) -> tuple[Params, LossSums]:
-    """Runs a timetable of forwards and backwards. Inside `shard_map`.
-
-    Args:
-        parts: The model.
-        timetable: The timetable of a complete schedule.
-        inputs: The inputs of this device.
-        axes: The manual axes; parameters vary over all of them.
+def run_gradients(stage: Stage) -> tuple[Params, LossSums]:
+    """Runs the timetable of a complete schedule, forwards and backwards. Inside `shard_map`.
 
     Returns:
         Gradients like the parameters, summed over the microbatches of this device (for the groups outside the blocks,
         each stage has its own part), and this device's share of the sums, 0 except on the stage that runs the head.
     """
-    stage = Stage(parts, timetable, inputs, axes)
+    timetable = stage.timetable
 
     def run(state: State, entry: Entry) -> tuple[State, None]:
         tick = Tick(entry, timetable)
@@ -142,20 +134,19 @@ def run_gradients(
     return state.gradients, state.sums
 
 
-def run_forward(parts: ModelParts, timetable: Timetable, inputs: Inputs, *, axes: tuple[str, ...]) -> LossSums:
-    """Runs a timetable of forwards. Inside `shard_map`. The arguments are those of `run_gradients`.
+def run_forward(stage: Stage) -> LossSums:
+    """Runs a timetable of forwards. Inside `shard_map`.
 
     Returns:
         This device's share of the sums, 0 except on the stage that runs the head.
     """
-    stage = Stage(parts, timetable, inputs, axes)
 
     def run(state: tuple[Message, LossSums], entry: Entry) -> tuple[Any, None]:
-        tick = Tick(entry, timetable)
+        tick = Tick(entry, stage.timetable)
         inbox, sums = state
         message, _ = stage.forward(tick, Kind.FORWARD, stage.embed(tick, take(inbox, entry.reads)), ())
         message, sums = stage.head_forward(tick, message, sums)
-        return (exchange(timetable, entry, inbox, message), sums), None
+        return (exchange(stage.timetable, entry, inbox, message), sums), None
 
     (_, sums), _ = lax.scan(run, (stage.new_inbox(), stage.no_sums()), stage.entries())
     return sums

@@ -1,5 +1,6 @@
 """The computation of one pipeline stage: the parts of a tick, and the buffers between them."""
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -7,37 +8,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ..blocks.differentiable import join_differentiable, split_differentiable
+from ..blocks.forward import part_of
 from ..blocks.model_parts import ModelParts
 from ..blocks.split_backward import Held, SplitBlock, split_block
 from ..collectives import vary
-from ..model import Activations, Batch, Params, fold_block
+from ..model import Activations, Batch, Params, fold_block, join_differentiable, split_differentiable
 from ..model.loss_sums import LossSums
 from ..options import scaled
 from ..pipeline import AXIS
 from ..schedule.schedule_table import Kind
 from ..schedule.timetable import Entry, Timetable
 from .tick import Message, Tick, add, put, take, zeros_like_message
-
-
-class Inputs(NamedTuple):
-    """The inputs of one device.
-
-    Attributes:
-        params: The trained parameters, varying over all manual axes, with None in place of the frozen ones; "blocks"
-            contains the rows of this stage, see `schedule/stages.py`.
-        whole: The parameters gathered for the entire step. If it has "blocks", they have the same rows: whole ones or,
-            if blocks are gathered one by one, the shards of the frozen ones.
-        batch: The rows of this device, the same on all stages.
-        key: The random key of this step, or None.
-        scale: The factor of the loss before it is differentiated; None for no factor.
-    """
-
-    params: Params
-    whole: Params
-    batch: Batch
-    key: Array | None
-    scale: Array | None = None
 
 
 class State(NamedTuple):
@@ -50,13 +31,31 @@ class State(NamedTuple):
     sums: LossSums
 
 
+@dataclass
 class Stage:
-    """The parts of a tick on one device."""
+    """The parts of a tick on one device.
 
-    def __init__(self, parts: ModelParts, timetable: Timetable, inputs: Inputs, axes: tuple[str, ...]) -> None:
-        self.parts, self.timetable, self.axes = parts, timetable, axes
-        self.params, self.whole, self.batch, self.key, self.scale = inputs
-        self.rows = next(iter(inputs.batch.values())).shape[0] // timetable.microbatches
+    Attributes:
+        parts: The model.
+        axes: The manual axes; parameters vary over all of them.
+        timetable: The timetable of the schedule.
+        params: The trained parameters, varying over all manual axes, with None in place of the frozen ones; "blocks"
+            contains the rows of this stage, see `schedule/stages.py`.
+        whole: The parameters gathered for the entire step. If it has "blocks", they have the same rows: whole ones or,
+            if blocks are gathered one by one, the shards of the frozen ones.
+        batch: The rows of this device, the same on all stages.
+        key: The random key of this step, or None.
+        scale: The factor of the loss before it is differentiated; None for no factor.
+    """
+
+    parts: ModelParts
+    axes: tuple[str, ...]
+    timetable: Timetable
+    params: Params
+    whole: Params
+    batch: Batch
+    key: Array | None
+    scale: Array | None = None
 
     def entries(self) -> Entry:
         """Returns this stage's column of the timetable, to scan over."""
@@ -64,16 +63,12 @@ class Stage:
         columns = (lax.dynamic_index_in_dim(jnp.asarray(field), stage, 1, False) for field in self.timetable.entries)
         return Entry(*columns)
 
-    def groups(self, names: tuple[str, ...]) -> Params:
-        """Returns groups of parameters outside the blocks."""
-        return {name: self.params[name] for name in names}
-
     # Initial values.
 
     @cached_property
     def like(self) -> Activations:
         """Example activations of one microbatch; only their types matter."""
-        batch, groups = self.microbatch(0), self.groups(self.parts.embed_reads)
+        batch, groups = self.microbatch(0), part_of(self.parts.embed_reads, self.params)
         shapes = jax.eval_shape(lambda: self.parts.embed(groups, self.whole, batch, self.key))
         return jax.tree.map(lambda leaf: self.vary(jnp.zeros(leaf.shape, leaf.dtype)), shapes)
 
@@ -103,7 +98,7 @@ class Stage:
 
     def no_sums(self) -> LossSums:
         """Returns sums of zero rows."""
-        groups, batch = self.groups(self.parts.head_reads), self.microbatch(0)
+        groups, batch = part_of(self.parts.head_reads, self.params), self.microbatch(0)
         shapes = jax.eval_shape(lambda: self.parts.head(groups, self.whole, self.like, batch, self.key))
         return jax.tree.map(lambda leaf: self.vary(jnp.zeros(leaf.shape, leaf.dtype)), shapes)
 
@@ -115,8 +110,9 @@ class Stage:
 
     def microbatch(self, index: Array | int) -> Batch:
         """Returns the rows of one microbatch."""
-        start = index * self.rows
-        return {name: lax.dynamic_slice_in_dim(rows, start, self.rows) for name, rows in self.batch.items()}
+        size = next(iter(self.batch.values())).shape[0] // self.timetable.microbatches
+        start = index * size
+        return {name: lax.dynamic_slice_in_dim(rows, start, size) for name, rows in self.batch.items()}
 
     def layer(self, row: Array, block: Array, tick: Tick | None = None) -> tuple[Params, tuple[Params, Array | None]]:
         """Returns the trained parameters of one block, and its other inputs: its kept parameters and its key."""
@@ -128,7 +124,7 @@ class Stage:
 
     def embed(self, tick: Tick, message: Message) -> Message:
         """Returns the input of forward: the received activations or, on the first virtual stage, the embedding."""
-        groups = self.groups(self.parts.embed_reads)
+        groups = part_of(self.parts.embed_reads, self.params)
 
         def run(_: Message) -> Message:
             batch = self.microbatch(tick.wait(tick.entry.microbatch))
@@ -171,7 +167,7 @@ class Stage:
 
         def run(carry: tuple[Message, LossSums]) -> tuple[Message, LossSums]:
             y, sums = carry
-            shares = self.head(tick, self.groups(self.parts.head_reads), y)
+            shares = self.head(tick, part_of(self.parts.head_reads, self.params), y)
             return zeros_like_message(y), add(sums, jax.tree.map(self.vary, shares))
 
         return tick.once("head_forward", tick.entry.heads * tick.does(Kind.FORWARD), run, (message, sums))
@@ -190,10 +186,10 @@ class Stage:
                 return scaled(shares.total, self.scale), shares
 
             differentiate = jax.value_and_grad(share, argnums=(0, 1), has_aux=True)
-            (_, shares), (new_gradients, dy) = differentiate(self.groups(names), y)
+            (_, shares), (new_gradients, dy) = differentiate(part_of(names, self.params), y)
             return dy, add(gradients, new_gradients), add(sums, jax.tree.map(self.vary, shares))
 
-        carry = (message.differentiable, {name: gradients[name] for name in names}, sums)
+        carry = (message.differentiable, part_of(names, gradients), sums)
         dy, own, sums = tick.once("head_backward", tick.entry.heads * tick.does(Kind.BACKWARD_INPUT), run, carry)
         return message._replace(differentiable=dy), {**gradients, **own}, sums
 
@@ -240,10 +236,10 @@ class Stage:
 
         def run(carry: tuple[Message, Params]) -> tuple[Message, Params]:
             dx, gradients = carry
-            (new,) = jax.vjp(embed, self.groups(names))[1](dx.differentiable)
+            (new,) = jax.vjp(embed, part_of(names, self.params))[1](dx.differentiable)
             return zeros_like_message(dx), add(gradients, new)
 
-        carry = (message, {name: gradients[name] for name in names})
+        carry = (message, part_of(names, gradients))
         turns = tick.entry.embeds * tick.does(Kind.BACKWARD_INPUT)
         message, own = tick.once("embed_backward", turns, run, carry)
         return message, {**gradients, **own}

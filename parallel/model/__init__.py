@@ -15,5 +15,7 @@ from .definition import ParallelContext as ParallelContext
 from .definition import Params as Params
 from .definition import fold_block as fold_block
 from .definition import has_state as has_state
+from .definition import join_differentiable as join_differentiable
+from .definition import split_differentiable as split_differentiable
 from .definition import with_state as with_state
 from .definition import without_predict as without_predict

@@ -10,7 +10,7 @@ then receive their part of the parameters that `rules` split, run inside `shard_
 must return its own share of (sum, weight), and the shares of all devices must add up to the total.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -196,3 +196,20 @@ def without_predict(name: str, consequence: str, form: str) -> str:
         f"The model {name} does not define `predict`, so {consequence}. Give it one, `{form}`, as "
         f"Model(..., predict=predict); trained parameters remain valid. See {docs_url('models')}."
     )
+
+
+def split_differentiable(x: Activations) -> tuple[list[Any], list[Any]]:
+    """Separates the leaves of x, arrays or shapes, into floating-point ones and others (positions, indices)."""
+    leaves = jax.tree.leaves(x)
+    return list(filter(_has_gradient, leaves)), [leaf for leaf in leaves if not _has_gradient(leaf)]
+
+
+def join_differentiable(like: Activations, differentiable: Iterable[Array], others: Iterable[Array]) -> Activations:
+    """Reverses `split_differentiable`, for a tree like `like`."""
+    leaves, treedef = jax.tree.flatten(like)
+    differentiable, others = iter(differentiable), iter(others)
+    return jax.tree.unflatten(treedef, [next(differentiable if _has_gradient(leaf) else others) for leaf in leaves])
+
+
+def _has_gradient(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.floating)

@@ -119,15 +119,6 @@ class Pipeline(NamedTuple):
     timetable: Timetable
 
 
-class _Message(NamedTuple):
-    """An activation or a gradient on its way from one action to another, one virtual stage up or down the model."""
-
-    direction: str
-    receiver: int
-    sent: int
-    read: tuple[int, ...]
-
-
 def make_timetable(schedule: Schedule, stages: Stages) -> Timetable:
     """Converts a schedule to integers.
 
@@ -172,8 +163,13 @@ def _describe(table: Entry, schedule: Schedule, stages: Stages, stage: int, acti
     table.heads[tick, stage] = virtual_stage == schedule.num_virtual_stages - 1
 
 
-def _messages(schedule: Schedule, when: dict[tuple[int, Action], int]) -> Iterator[_Message]:
-    """Yields the messages: activations to the next virtual stage (from the last: to its own backward), dx back."""
+def _messages(
+    schedule: Schedule, when: dict[tuple[int, Action], int]
+) -> Iterator[tuple[str, tuple[int, int, int], list[int]]]:
+    """Yields the messages: activations to the next virtual stage (from the last: to its own backward), dx back.
+
+    Each as the side that it arrives from; its receiver, the tick that sends it and the last that reads it; all readers.
+    """
     for (stage, action), sent in when.items():
         here, last = schedule.virtual_stage(stage, action.chunk), schedule.num_virtual_stages - 1
         if action.kind == Kind.FORWARD and here < last:
@@ -186,9 +182,8 @@ def _messages(schedule: Schedule, when: dict[tuple[int, Action], int]) -> Iterat
             continue
         receiver, chunk = schedule.home(target)
         readers = [when.get((receiver, Action(kind, action.microbatch, chunk))) for kind in kinds]
-        ticks = tuple(tick for tick in readers if tick is not None)
-        if ticks:
-            yield _Message(_direction(schedule, action.kind, stage, receiver), receiver, sent, ticks)
+        if ticks := [tick for tick in readers if tick is not None]:
+            yield _direction(schedule, action.kind, stage, receiver), (receiver, sent, max(ticks)), ticks
 
 
 def _direction(schedule: Schedule, kind: Kind, sender: int, receiver: int) -> str:
@@ -199,15 +194,15 @@ def _direction(schedule: Schedule, kind: Kind, sender: int, receiver: int) -> st
     return "from_below" if up else "from_above"
 
 
-def _place_messages(table: Entry, messages: list[_Message]) -> int:
+def _place_messages(table: Entry, messages: list[tuple[str, tuple[int, int, int], list[int]]]) -> int:
     """Assigns slots of the inbox to messages, writes both ends to the table, and returns the number of slots."""
-    slots = allocate((message.receiver, message.sent, max(message.read)) for message in messages)
+    slots = allocate(life for _, life, _ in messages)
     count = max(slots, default=-1) + 1
     for array in (table.reads, table.from_below, table.from_above, table.from_self):
         array[...] = count
-    for message, slot in zip(messages, slots, strict=True):
-        table.reads[list(message.read), message.receiver] = slot
-        getattr(table, message.direction)[message.sent, message.receiver] = slot
+    for (side, (receiver, sent, _), ticks), slot in zip(messages, slots, strict=True):
+        table.reads[ticks, receiver] = slot
+        getattr(table, side)[sent, receiver] = slot
     return count + 1
 
 

@@ -12,7 +12,7 @@ of bubbles); Qi et al. 2024, "Pipeline Parallelism with Controllable Memory" (li
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...mesh.errors import UserError
 from .schedule_table import Action, Kind, Schedule
@@ -87,13 +87,8 @@ def _action_costs(costs: Sequence[float]) -> dict[Kind, float]:
             f"costs must be three positive numbers, got {given}. Give those of forward, backward to the input and "
             "backward to the weights, such as 1,1.2,0.9."
         )
-    forward, backward_input, backward_weight = costs
-    return {
-        Kind.FORWARD: forward,
-        Kind.RECOMPUTE: forward,
-        Kind.BACKWARD_INPUT: backward_input,
-        Kind.BACKWARD_WEIGHT: backward_weight,
-    }
+    kinds = Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT
+    return {**dict(zip(kinds, costs, strict=True)), Kind.RECOMPUTE: costs[0]}
 
 
 def live_activations(schedule: Schedule, stage: int) -> list[int]:
@@ -144,3 +139,34 @@ def _held(actions: Sequence[Action | None], starts: Callable[[Action], bool], la
 
 def _whole(count: int, chunks: int) -> int | float:
     return count // chunks if count % chunks == 0 else count / chunks
+
+
+def schedule_to_json(schedule: Schedule, timing: Timing) -> dict[str, Any]:
+    """Returns the figures of a schedule as JSON values, for `--json`."""
+    return {
+        "name": schedule.name,
+        "stages": schedule.stages,
+        "microbatches": schedule.microbatches,
+        "virtual": schedule.chunks,
+        **timing._asdict(),
+        "peak_activations": peak_activations(schedule),
+        "peak_inputs": peak_inputs(schedule),
+    }
+
+
+def summarize(schedule: Schedule, timing: Timing) -> str:
+    """Returns the costs of a schedule as a few lines of text."""
+    rows = [
+        ("time", f"{timing.time:.6g}", f"{timing.ticks} ticks, each as long as its slowest action"),
+        ("ideal time", f"{timing.ideal_time:.6g}", "the same order, if no stage waits for a tick to end"),
+        ("bubble", f"{timing.bubble:.1%}", "of the time, stages are idle"),
+        ("peak activations", _join(peak_activations(schedule)), "microbatches, stage by stage"),
+    ]
+    if any(peak_inputs(schedule)):
+        rows.append(("peak inputs", _join(peak_inputs(schedule)), "microbatches with only their input on a stage"))
+    width = max(len(value) for _, value, _ in rows if len(value) <= 16)  # the values of many stages can be longer
+    return "\n".join(f"{name:<18}{value:<{width}}  {meaning}" for name, value, meaning in rows)
+
+
+def _join(numbers: Sequence[int | float]) -> str:
+    return " ".join(f"{number:g}" for number in numbers)

@@ -101,12 +101,12 @@ def _unread(
     unread = dict.fromkeys(paths, first) if separates_ends(model, plan) else {}  # the last block, still gathered
     if shapes is None or plan.keeps_blocks or not plan.gathers_blocks:
         return unread
-    reads = find_backward_gathers(model, plan, shapes)
+    inner, of_first = find_backward_gathers(model, plan, shapes)
     if prefetches_blocks(plan) and platform in TRICKS["order"].platforms:  # waits read every gather
-        return {path: calls.block_backward - first for path in paths if path not in reads.inner}
+        return {path: calls.block_backward - first for path in paths if path not in inner}
     return {
-        path: max((calls.block_backward - first) * (path not in reads.inner), unread.get(path, 0))
-        + first * (path not in reads.first)
+        path: max((calls.block_backward - first) * (path not in inner), unread.get(path, 0))
+        + first * (path not in of_first)
         for path in paths
     }
 

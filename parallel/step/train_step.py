@@ -240,17 +240,14 @@ class Step:
     ) -> tuple[TrainState, StepMetrics]:
         kept = state.extra, state.model_state, state.loss_scale
         grads, metrics, extra, model_state = gradients(state.params, batch, state.key, state.step, *kept)
-        before = self._as_updated(state.params, abstract=abstract), state.opt_state
-        after = apply_optimizer(self.optimizer, grads, state.opt_state, before[0], metrics.loss)
+        params = state.params
+        if self.plan.zero:  # each device updates its own parts
+            params = jax.lax.with_sharding_constraint(params, self.plan.update_table.shardings(abstract=abstract))
+        before = params, state.opt_state
+        after = apply_optimizer(self.optimizer, grads, state.opt_state, params, metrics.loss)
         (params, opt_state), loss_scale = accept(after, before, state.loss_scale, metrics.grad_norm, self.precision)
         metrics = with_means(metrics, state.loss_scale)
         return TrainState(state.step + 1, params, opt_state, state.key, extra, model_state, loss_scale), metrics
-
-    def _as_updated(self, params: Params, *, abstract: bool) -> Params:
-        """Returns the parts of the parameters that this device updates."""
-        if not self.plan.zero:
-            return params
-        return jax.lax.with_sharding_constraint(params, self.plan.update_table.shardings(abstract=abstract))
 
     def _jit_step(self, *, abstract: bool) -> Any:
         state_shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state(abstract=abstract))

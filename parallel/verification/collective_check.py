@@ -93,7 +93,7 @@ def check_collectives(step: Step, batch: HostBatch, frozen: Collection[str] = ()
     exact = owned >= set(mesh.split_axes)
     compared = ("count", "bytes") if exact else () if step.plan.output_rules else ("count",)
     predicted, found = step.cost(abstract), census(step.compile(abstract).as_text() or "", mesh)
-    foreign = {_key(line) for line in found if not set(line.axes) <= owned}
+    foreign = {line.key for line in found if not set(line.axes) <= owned}
     if step.plan.platform == "gpu":
         compared = tuple(figure for figure in compared if figure == "bytes")  # XLA combines small collectives there
     differing: dict[_Key, str] = differing_lines(predicted, found, compared)
@@ -107,9 +107,9 @@ def check_collectives(step: Step, batch: HostBatch, frozen: Collection[str] = ()
         foreign |= enough & differing.keys() if combines_elements(step) else set()
     own = _models_own(step, abstract, predicted, found) & differing.keys() - foreign if differing else set[_Key]()
     differing = {key: text for key, text in differing.items() if key not in own}
-    left = tuple(line for line in found if _key(line) in foreign)
+    left = tuple(line for line in found if line.key in foreign)
     unexpected = tuple(text for key, text in sorted(differing.items()) if key not in foreign)
-    return CollectiveCheck(predicted, found, left, unexpected, tuple(line for line in found if _key(line) in own))
+    return CollectiveCheck(predicted, found, left, unexpected, tuple(line for line in found if line.key in own))
 
 
 def _models_own(
@@ -139,19 +139,15 @@ def _includes(found: Iterable[Collective], others: Iterable[Collective], key: _K
     return all(got >= wanted for got, wanted in zip(_amount(found, key), _amount(others, key), strict=True))
 
 
-def _key(line: Collective) -> _Key:
-    return line.kind, line.axes
-
-
 def _amount(lines: Iterable[Collective], key: _Key) -> tuple[int, int]:
     """Returns the count and the bytes of the collectives of a kind."""
-    own = [line for line in lines if _key(line) == key]
+    own = [line for line in lines if line.key == key]
     return sum(line.count for line in own), sum(line.bytes for line in own)
 
 
 def _subtract(lines: Iterable[Collective], taken: Collection[Collective]) -> tuple[Collective, ...]:
     """Subtracts lines from lines; negative amounts become 0."""
-    rest = [(line, _amount(taken, _key(line))) for line in lines]
+    rest = [(line, _amount(taken, line.key)) for line in lines]
     return tuple(
         Collective(line.kind, line.axes, max(line.count - count, 0), max(line.bytes - size, 0))
         for line, (count, size) in rest

@@ -21,15 +21,7 @@ from ..plan import ShardingPlan
 from ..step.state import TrainState
 from ..xla.error_texts import differing_result
 from .case import Case
-from .differences import (
-    GRADIENTS,
-    MODEL_STATE,
-    NEAR,
-    OPTIMIZER,
-    PARAMETERS,
-    differing_copies,
-    relative,
-)
+from .differences import GRADIENTS, MODEL_STATE, NEAR, OPTIMIZER, PARAMETERS, differing_copies, relative
 from .reference import Reference, Sums
 from .result import NO_GRADIENT, NOT_FINITE, Difference, Verification
 

@@ -137,18 +137,12 @@ class Verification:
         """Returns the result as JSON values, for `--json`."""
         errors, moved = self.errors, self.collectives
         result = {
-            "ok": self.ok,
-            "mesh": self.mesh,
-            "dtype": self.dtype,
-            "tolerance": self.tolerance,
-            "params_tolerance": self.params_tolerance,
+            **{name: getattr(self, name) for name in ("ok", "mesh", "dtype", "tolerance", "params_tolerance")},
             "steps": len(self.losses),
             **{key: errors[what].relative if what in errors else None for key, what in JSON_NAMES.items()},
             **{key: errors[what].where if what in errors else None for key, what in JSON_PLACES.items()},
             "gradients": {each.path: each.relative for each in sorted(self.gradients, key=lambda each: each.path)},
-            "losses": self.losses,
-            "reference_losses": self.reference_losses,
-            "loss_scale": self.loss_scale,
+            **{name: getattr(self, name) for name in ("losses", "reference_losses", "loss_scale")},
             "checkpoint": self.round_trip._asdict() if self.round_trip else None,
             "future": self.future._asdict() if self.future else None,
             "proved": self.proved,

@@ -45,8 +45,8 @@ def census(compiled_text: str, mesh: DeviceMesh) -> tuple[Collective, ...]:
             found = collective_of(instruction)
             if found:  # a loop that XLA unrolled has copies of it, each of which runs in some turns: add the shares
                 for line in _collective(found, instruction, mesh):
-                    count, size = totals.get((line.kind, line.axes), (Fraction(0), Fraction(0)))
-                    totals[line.kind, line.axes] = (count + times, size + times * line.bytes)
+                    count, size = totals.get(line.key, (Fraction(0), Fraction(0)))
+                    totals[line.key] = (count + times, size + times * line.bytes)
             else:
                 pending.extend(Call(call.name, call.times * times) for call in calls_of(instruction))
     odd = [f"{kind} over {axes} runs {count} times" for (kind, axes), (count, _) in totals.items() if count % 1]

@@ -9,10 +9,10 @@ from jax.sharding import PartitionSpec
 from spmdkit.layouts.tensor_layout import TensorLayout
 from spmdkit.models.transformer import transformer
 from spmdkit.models.transformer_config import TransformerConfig
-from spmdkit.parallel.blocks.differentiable import split_differentiable
 from spmdkit.parallel.blocks.gathered_block import remat_block
 from spmdkit.parallel.blocks.split_backward import split_block
 from spmdkit.parallel.fsdp import attach, gather
+from spmdkit.parallel.model import split_differentiable
 from spmdkit.parallel.options import Precision
 from support import toy
 

@@ -13,6 +13,7 @@ Source: Milakov & Gimelshein 2018, "Online normalizer calculation for softmax"; 
 section 3.1 and appendix B (the gradients).
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -109,11 +110,19 @@ class Saved(NamedTuple):
     share_BGRS: Array
 
 
-def save(query_BGRSK: Array, gradient_BGRSK: Array, out_BGRSK: Array, log_weight_BGRS: Array) -> Saved:
-    """Returns the residuals of some queries, whose outputs have this gradient; leading dims are allowed."""
-    wide = log_weight_BGRS.dtype
-    share_BGRS = jnp.sum(out_BGRSK.astype(wide) * gradient_BGRSK.astype(wide), axis=-1)
-    return Saved(query_BGRSK, gradient_BGRSK, log_weight_BGRS, share_BGRS)
+def save(split: Callable[[Array], Array], query: Array, gradient: Array, out: Array, log_weight: Array) -> Saved:
+    """Returns the residuals of queries, whose outputs have this gradient.
+
+    Args:
+        split: Reshapes (B, S, H, K) to (..., B, G, R, S, K).
+        query: (B, S, H, K), as the gradient and the output.
+        gradient: The gradient of the output.
+        out: The output of attention.
+        log_weight: The logarithm of the softmax' divisor, (..., B, G, R, S), wide.
+    """
+    wide = log_weight.dtype
+    share = jnp.sum(out.astype(wide) * gradient.astype(wide), axis=-1, keepdims=True)
+    return Saved(split(query), split(gradient), log_weight, split(share).squeeze(-1))
 
 
 def attend_backward(

@@ -136,7 +136,7 @@ def _ring_backward(
 ) -> tuple[Array, Array, Array, None]:
     query, key, value, segment_CBS, out, log_weight_ZBGRS = residuals
     rank, size, num_positions = lax.axis_index(AXIS), config.size, query.shape[1] // 2
-    saved_Z = form.save(*(_split_queries(x, key.shape[2]) for x in (query, gradient, out)), log_weight_ZBGRS)
+    saved_Z = form.save(partial(_split_queries, G=key.shape[2]), query, gradient, out, log_weight_ZBGRS)
     value, key = order_after((out, gradient), (value, key))  # also of a recomputed forward
     vk_YZBGTK = _split_keys(value, key)  # not as in forward: XLA would keep what its first permute brought
 

@@ -117,8 +117,8 @@ def test_little_is_held():
 @pytest.mark.slow
 def test_gathers_are_made_again_and_gradients_scattered_last():
     """Under FSDP: gathers in F and B, none in W; the reduce-scatter in W alone; no gathered parameter is held."""
-    mesh = toy.mesh(fsdp=2).backend_mesh
-    layouts = {"w": TensorLayout(("fsdp", None)), "v": TensorLayout(("fsdp", None))}
+    mesh = toy.mesh(fsdp=2)
+    layouts = {"w": TensorLayout(("fsdp", None), mesh), "v": TensorLayout(("fsdp", None), mesh)}
     seen = {}
 
     def block(params, x, key):
@@ -149,7 +149,7 @@ def test_gathers_are_made_again_and_gradients_scattered_last():
     params = {"w": jax.random.normal(jax.random.key(0), (8, 16)), "v": jax.random.normal(jax.random.key(1), (16, 8))}
     x, spec = jax.random.normal(jax.random.key(2), (4, 8)), PartitionSpec("fsdp")
     ours, theirs = (
-        jax.jit(jax.shard_map(each, mesh=mesh, in_specs=(spec, spec), out_specs=spec))(params, x)
+        jax.jit(jax.shard_map(each, mesh=mesh.backend_mesh, in_specs=(spec, spec), out_specs=spec))(params, x)
         for each in (local, reference)
     )
     assert seen == {"forward": (2, 0), "input": (2, 0), "weight": (0, 2)}

@@ -77,13 +77,13 @@ def test_moves_predicted_bytes_and_uses_fused_attention(target, strategy):
 
 
 def test_8b_step_holds_neither_scores_nor_logits():
-    """Llama-3 8B, fsdp 8, 8,192 positions x 2 rows, remat full: 53.4 GB of temporaries with both, 12.9 without."""
+    """Llama-3 8B, fsdp 8, 8,192 positions x 2 rows, remat full: 53.4 GB of temporaries with both, 14.0 without."""
     step, batch = step_for("h100:1x8", {"fsdp": 8}, rows=16, length=8192, vocabulary=128_256, **LLAMA_8B)
     compiled = step.compile(batch)
     memory = compiled.memory_analysis()
     parameters, moments = 8_030_261_248 * 4 // 8, 2
     assert memory.argument_size_in_bytes == pytest.approx((1 + moments) * parameters, rel=1e-3)
-    assert memory.temp_size_in_bytes < 13.5e9
+    assert memory.temp_size_in_bytes < 14.5e9
     assert not re.search(r"\[2,8,4,2048,8192\]|f32\[2,8192,128256\]", compiled.as_text())
 
 
@@ -116,7 +116,9 @@ def test_remat_policies_trade_memory_for_products_of_the_8b_step():
         step, batch = step_for("h100:1x8", {"fsdp": 8}, **options)
         compiled = step.compile(batch)
         text, memory = compiled.as_text(), compiled.memory_analysis()
-        repeats_attention = "rematted_computation/dot_product_attention_fwd" in text
+        forwards, backwards = (text.count(f'"__cudnn$fmhaSoftmax{each}"') for each in ("", "Backward"))
+        assert backwards
+        repeats_attention = forwards > backwards
         found[remat] = memory.peak_memory_in_bytes, simulate(text, parse_target("h100:1x8")), repeats_attention
     peaks, steps, repeats = (dict(zip(found, each, strict=True)) for each in zip(*found.values(), strict=True))
     assert peaks["full"] < peaks["selective"] < 0.55 * 80e9 < peaks["dots"] < 0.95 * 80e9

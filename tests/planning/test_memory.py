@@ -146,7 +146,7 @@ STRATEGIES = (
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", STRATEGIES)
 def test_analytic_memory_of_each_strategy_is_near_that_of_the_compiler(preset):
-    """The strategies of the small presets, with blocks of a size for which GPUs are used. See docs/planning.md on fsdp."""
+    """Strategies of the small presets, with blocks of a size for which GPUs are used; docs/planning.md lists fsdp."""
     sizes = [*LARGE.split(), *(["model.mlp_width=2048"] if preset == "moe" else [])]
     plan = plan_run(load_config(preset, sizes, sizes=False), "h100:1x8")
     assert plan.temporaries is not None

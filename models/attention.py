@@ -161,7 +161,7 @@ def choose_attention(implementation: str, platform: str) -> Attention:
 
 
 def _fused_if_supported(required: bool, query: Array, key: Array, value: Array, segment: Array | None = None) -> Array:
-    attention = cudnn_attention if is_supported(required, query, key, value) else causal_attention
+    attention = cudnn_attention if is_supported(required, query, key, value, segment) else causal_attention
     return attention(query, key, value, segment)
 
 

@@ -71,6 +71,12 @@ def test_documents_become_a_mask():
     assert "tensor<2x1x128x128xbf16>" in program
 
 
+@pytest.mark.parametrize("documents", [False, True])
+def test_odd_lengths_fall_back(documents):
+    operands = [*(array[:, :127] for array in arrays()), *[jnp.zeros((2, 127), jnp.int32)] * documents]
+    assert "__cudnn" not in lowered(choose_attention("auto", "gpu"), *operands)
+
+
 @pytest.mark.parametrize(("marks", "kernel"), [((), ""), ((jnp.zeros((2, 128), jnp.int32),), "ScaleBias")])
 def test_gradient_of_a_part_of_a_ring_is_one_kernel(marks, kernel):
     queries, keys = (jnp.ones((2, 2, *shape, 64), jnp.bfloat16) for shape in ((2, 128), (128,)))

@@ -16,7 +16,9 @@ from ....mesh.errors import UserError
 from .online_softmax import Marks, Part
 
 
-def is_supported(required: bool, query_BLHK: Array, key_BLGK: Array, value_BLGK: Array) -> bool:
+def is_supported(
+    required: bool, query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, segment_BL: Array | None = None
+) -> bool:
     """Returns True if cuDNN's causal attention supports these arrays, forward and backward.
 
     Args:
@@ -24,13 +26,15 @@ def is_supported(required: bool, query_BLHK: Array, key_BLGK: Array, value_BLGK:
         query_BLHK: Only its shape and dtype are used, as of the others.
         key_BLGK: The keys.
         value_BLGK: The values.
+        segment_BL: The segments, if attention stays within them.
 
     Raises:
         UserError: It does not support them, and is required.
     """
+    marks = Marks(None, segment_BL)
 
     def attention(*arrays: Array) -> Array:
-        return jax.nn.dot_product_attention(*arrays, is_causal=True, implementation="cudnn")
+        return jax.nn.dot_product_attention(*arrays, mask=_mask(marks, marks), is_causal=True, implementation="cudnn")
 
     try:
         jax.eval_shape(lambda *arrays: jax.vjp(attention, *arrays)[0], query_BLHK, key_BLGK, value_BLGK)
@@ -89,8 +93,8 @@ def attend_backward(
         mask=_mask(rows, columns),
         is_causal=rows.position_S is not None,
     )
-    wide = (_split_heads(dquery, G), _swap(dkey), _swap(dvalue))
-    return tuple(x.astype(jnp.float32) for x in wide)  # pyright: ignore[reportReturnType]
+    dquery, dkey, dvalue = (x.astype(jnp.float32) for x in (dquery, dkey, dvalue))
+    return _split_heads(dquery, G), _swap(dkey), _swap(dvalue)
 
 
 def _mask(rows: Marks, columns: Marks) -> Array | None:

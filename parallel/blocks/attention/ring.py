@@ -88,7 +88,7 @@ def ring_attention(
     inputs = (query_BlHK, key_BlGK, value_BlGK)
     axes = sorted({AXIS}.union(*(varying_axes(x) for x in (*inputs, segment_CBS) if x is not None)))
     query, key, value = (vary(x, axes) for x in inputs)
-    chunk = (x[:, : x.shape[1] // 2] for x in inputs)
+    chunk = (x[:, : query.shape[1] // 2] for x in (*inputs, *([] if segment_BL is None else [segment_BL])))
     fused = implementation != "xla" and cudnn_parts.is_supported(implementation == "cudnn", *chunk)
     return _ring(query, key, value, segment_CBS, config, cudnn_parts if fused else online_softmax)
 

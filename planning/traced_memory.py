@@ -16,11 +16,12 @@ from typing import Any
 
 from ..mesh.compat import is_literal
 from ..parallel.xla.graph import inner_programs
-from ..parallel.xla.primitives import COLLECTIVES, GATHERS, PRODUCTS
+from ..parallel.xla.primitives import COLLECTIVES, GATHERS, PRODUCTS, REDUCTIONS, SCATTERS
 
 BODIES = {"scan", "while", "cond", "shard_map"}
 STORED = PRODUCTS | COLLECTIVES | BODIES | {"sort", "scatter", "scatter-add", "cumsum", "top_k", "ffi_call"}
 """Operations whose operands and results are in memory: no fusion crosses them."""
+MULTIPLY = PRODUCTS - {"cond"}
 SAME = {
     *("reshape", "squeeze", "expand_dims", "transpose", "pcast", "pvary", "name", "copy", "copy_p", "stop_gradient"),
     *("optimization_barrier", "sharding_constraint", "dynamic_update_slice"),
@@ -151,25 +152,31 @@ def _peak_of_bodies(operation: Operation, overwritten: list[Value], unrolled: in
 def _turns(operation: Operation, jaxpr: Any, inputs: list[Value], turns: int) -> tuple[list[Operation], list[Value]]:
     """Returns the operations of some turns of a loop in the order in which they are scheduled, and what they carry.
 
-    Products that no carried value depends on, and what depends on them, are late: those of the first turn run after all
-    turns, which hide their collectives. Slices of stacks are in memory from their first use. What a turn stacks is in
-    the stack at once.
+    Products whose results the next turn only sends, or does not read, are late, and what depends on them: those of the
+    first turn run after all turns, which hide their collectives. If other operations of a turn wait for sums over
+    devices (`tensor`), products whose results are sent hide these. Slices of stacks are in memory from their first use.
+    What a turn stacks is in the stack at once.
     """
     first, last = (each + len(jaxpr.constvars) for each in (operation.carried.start, operation.carried.stop))
     carried = inputs[first:last]
     ordered: list[Operation] = []
     delayed: list[Operation] = []
-    unread = set[Value]()
+    unread, made = set[Value](), set[Value]()
     for turn in range(turns):
         slices = [Value(_bytes(variable.aval)) for variable in jaxpr.invars[operation.carried.stop :]]
         operations: list[Operation] = []
         results = _inline(jaxpr, [*inputs[:first], *carried, *slices], operations)
+        readers = [_readers(value, operations) for value in carried]
         carried, stacked = results[: len(carried)], results[len(carried) :]
         for value in carried:
             value.stored = True
         for value, one in zip(operation.stacked, stacked, strict=True):
             value.moved = one.moved
-        late = _late(operations, carried) if turn == 0 else ()
+        leading = [value for value, names in zip(carried, readers, strict=True) if names & MULTIPLY]
+        sent = {value for value, names in zip(carried, readers, strict=True) if names & COLLECTIVES} - {*leading}
+        waits = any(each.name in SCATTERS | REDUCTIONS for each in _needs(operations, leading))
+        needed = _needs(operations, carried if waits else [value for value in carried if value not in sent])
+        late = _late(operations, needed, made, products=turn == 0)
         delayed += [each for each in operations if each in late]
         unread.update(slices)
         for each in [*(each for each in operations if each not in late), *(delayed if turn == turns - 1 else ())]:
@@ -179,17 +186,39 @@ def _turns(operation: Operation, jaxpr: Any, inputs: list[Value], turns: int) ->
     return ordered, carried
 
 
-def _late(operations: list[Operation], carried: list[Value]) -> set[Operation]:
-    """Returns the products that no carried value depends on, and the operations that depend on them."""
-    needed, made = set(carried), set[Value]()
-    needs = set[Operation]()
+def _readers(value: Value, operations: list[Operation]) -> set[str]:
+    """Returns the names of the operations that depend on a value."""
+    reached, names = {value}, set[str]()
+    for operation in operations:
+        if not reached.isdisjoint(operation.reads):
+            names.add(operation.name)
+            reached.update(operation.writes)
+    return names
+
+
+def _needs(operations: list[Operation], values: list[Value]) -> set[Operation]:
+    """Returns the operations that some values depend on."""
+    reached, needs = set(values), set[Operation]()
     for operation in reversed(operations):
-        if not needed.isdisjoint(operation.writes):
+        if not reached.isdisjoint(operation.writes):
             needs.add(operation)
-            needed.update(operation.reads)
+            reached.update(operation.reads)
+    return needs
+
+
+def _late(operations: list[Operation], needed: set[Operation], made: set[Value], products: bool) -> set[Operation]:
+    """Returns the operations of a turn that run after all turns.
+
+    Args:
+        operations: Those of the turn.
+        needed: Those that the next turn needs at once.
+        made: Results of late operations; those of this turn are added.
+        products: Whether products that are not needed are late; otherwise only what reads `made`.
+    """
     late = set[Operation]()
     for operation in operations:
-        if operation not in needs and (operation.name in PRODUCTS or not made.isdisjoint(operation.reads)):
+        is_late = (products and operation.name in PRODUCTS) or not made.isdisjoint(operation.reads)
+        if operation not in needed and is_late:
             late.add(operation)
             made.update(operation.writes)
     return late

@@ -56,6 +56,25 @@ def test_loops_compute_late_what_the_next_turn_does_not_need(unrolled, arrays):
     assert peak == {"temporaries": arrays * SIZE, "gradients": 4 * SIZE}
 
 
+@pytest.mark.parametrize(("waits", "arrays"), [(False, 5.5), (True, 4.5)])
+def test_loops_compute_late_what_the_next_turn_only_sends(waits, arrays):
+    """Of two turns, the late product of the first keeps its operands longer, unless it hides a sum of its own turn."""
+
+    def turn(carry, _):
+        x, gradient, total = carry
+        total = total + lax.psum_scatter(gradient, "fsdp", tiled=True)
+        y = x @ x
+        return (lax.psum(y, "fsdp") if waits else y, jnp.sin(x) @ x, total), None
+
+    def program(x):
+        return lax.scan(turn, (x, x, x[:5]), length=4)[0]
+
+    mesh = jax.sharding.AbstractMesh((2,), ("fsdp",))
+    mapped = jax.shard_map(program, mesh=mesh, in_specs=jax.P("fsdp"), out_specs=jax.P("fsdp"), check_vma=False)
+    whole = jax.make_jaxpr(mapped)(jax.ShapeDtypeStruct((20, 10), jnp.float32))
+    assert peak_of(whole.jaxpr.eqns[0].params["jaxpr"], 2)["temporaries"] == arrays * SIZE
+
+
 def test_gathers_inside_other_dims_take_their_bytes_twice():
     """They arrive with the gathered dim outermost, and are copied to the layout of a product."""
     mesh = jax.sharding.AbstractMesh((2,), ("fsdp",))
@@ -137,7 +156,7 @@ LARGE = (
     "model.width=2048 model.heads=16 model.layers=8 data.length=2048 precision.compute=bfloat16 train.global_batch=64"
 )
 STRATEGIES = (
-    *("3d", "compressed", "context", "data_parallel", "diloco", "fsdp_tensor", "hsdp", "moe", "pipeline"),
+    *("3d", "compressed", "context", "data_parallel", "diloco", "fsdp", "fsdp_tensor", "hsdp", "moe", "pipeline"),
     *("quickstart", "tensor", "zero"),
 )
 
@@ -146,7 +165,7 @@ STRATEGIES = (
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", STRATEGIES)
 def test_analytic_memory_of_each_strategy_is_near_that_of_the_compiler(preset):
-    """Strategies of the small presets, with blocks of a size for which GPUs are used; docs/planning.md lists fsdp."""
+    """Strategies of the small presets, with blocks of a size for which GPUs are used."""
     sizes = [*LARGE.split(), *(["model.mlp_width=2048"] if preset == "moe" else [])]
     plan = plan_run(load_config(preset, sizes, sizes=False), "h100:1x8")
     assert plan.temporaries is not None

@@ -5,6 +5,7 @@ pass takes the output and the logarithm as arguments. With those over all keys, 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -16,32 +17,28 @@ from ....mesh.errors import UserError
 from .online_softmax import Marks, Part
 
 
-def is_supported(
-    required: bool, query_BLHK: Array, key_BLGK: Array, value_BLGK: Array, segment_BL: Array | None = None
-) -> bool:
+def is_supported(required: bool, query: Array, key: Array, value: Array, segment: Array | None = None) -> bool:
     """Returns True if cuDNN's causal attention supports these arrays, forward and backward.
 
     Args:
         required: Raises an error instead of returning False.
-        query_BLHK: Only its shape and dtype are used, as of the others.
-        key_BLGK: The keys.
-        value_BLGK: The values.
-        segment_BL: The segments, if attention stays within them.
+        query: (B, L, H, K); only its shape and dtype are used, as of the others.
+        key: (B, L, G, K).
+        value: (B, L, G, K).
+        segment: The segments, int32 (B, L), if attention stays within them.
 
     Raises:
         UserError: It does not support them, and is required.
     """
-    marks = Marks(None, segment_BL)
-
-    def attention(*arrays: Array) -> Array:
-        return jax.nn.dot_product_attention(*arrays, mask=_mask(marks, marks), is_causal=True, implementation="cudnn")
-
+    marks = Marks(None, segment)
+    options = {"mask": _mask(marks, marks), "is_causal": True, "implementation": "cudnn"}
+    attention = partial(jax.nn.dot_product_attention, **options)
     try:
-        jax.eval_shape(lambda *arrays: jax.vjp(attention, *arrays)[0], query_BLHK, key_BLGK, value_BLGK)
+        jax.eval_shape(lambda *arrays: jax.vjp(attention, *arrays)[0], query, key, value)
     except (NotImplementedError, RuntimeError, ValueError) as error:
         if required:
             raise UserError(
-                f"model.attention=cudnn: cuDNN does not support queries {query_BLHK.shape} in {query_BLHK.dtype}: "
+                f"model.attention=cudnn: cuDNN does not support queries {query.shape} in {query.dtype}: "
                 f"{error} Set model.attention=auto, or precision.compute=bfloat16."
             ) from error
         return False
@@ -59,9 +56,9 @@ def attend(query_BGRSK: Array, key_BGTK: Array, value_BGTK: Array, rows: Marks, 
         implementation="cudnn",
         return_residual=True,
     )
-    B, G, R, S, _ = query_BGRSK.shape
-    log_weight_BGRS = log_weight_BSH.reshape(B, S, G, R).transpose(0, 2, 3, 1)
-    return Part(_split_heads(out_BSHK, G).astype(jnp.float32), jnp.ones_like(log_weight_BGRS), log_weight_BGRS)
+    out_BGRSK, log_weight_BGRS = (_split_heads(x, key_BGTK.shape[1]) for x in (out_BSHK, log_weight_BSH[..., None]))
+    log_weight_BGRS = log_weight_BGRS.squeeze(-1)
+    return Part(out_BGRSK.astype(jnp.float32), jnp.ones_like(log_weight_BGRS), log_weight_BGRS)
 
 
 class Saved(NamedTuple):
@@ -82,19 +79,18 @@ def attend_backward(
     saved: Saved, key_BGTK: Array, value_BGTK: Array, rows: Marks, columns: Marks
 ) -> tuple[Array, Array, Array]:
     """Returns the contribution of these keys to the gradients, float32; see `online_softmax.attend_backward`."""
-    B, G, R, S, _ = saved.query_BGRSK.shape
     dquery, dkey, dvalue = cudnn_attention_gradients(
         _heads_last(saved.query_BGRSK),
         _swap(key_BGTK),
         _swap(value_BGTK),
-        log_weight=saved.log_weight_BGRS.reshape(B, G * R, S),
+        log_weight=jax.lax.collapse(saved.log_weight_BGRS, 1, 3),
         out=_heads_last(saved.out_BGRSK),
         gradient=_heads_last(saved.gradient_BGRSK),
         mask=_mask(rows, columns),
         is_causal=rows.position_S is not None,
     )
     dquery, dkey, dvalue = (x.astype(jnp.float32) for x in (dquery, dkey, dvalue))
-    return _split_heads(dquery, G), _swap(dkey), _swap(dvalue)
+    return _split_heads(dquery, key_BGTK.shape[1]), _swap(dkey), _swap(dvalue)
 
 
 def _mask(rows: Marks, columns: Marks) -> Array | None:

@@ -83,7 +83,7 @@ def test_8b_step_holds_neither_scores_nor_logits():
     memory = compiled.memory_analysis()
     parameters, moments = 8_030_261_248 * 4 // 8, 2
     assert memory.argument_size_in_bytes == pytest.approx((1 + moments) * parameters, rel=1e-3)
-    assert memory.temp_size_in_bytes < 14.5e9
+    assert memory.temp_size_in_bytes < 14e9
     assert not re.search(r"\[2,8,4,2048,8192\]|f32\[2,8192,128256\]", compiled.as_text())
 
 

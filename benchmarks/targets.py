@@ -2,13 +2,15 @@
 
 Both are compiled by XLA for the target and simulated by `planning/timeline.py`; nothing runs on a GPU. The hand-written
 step is what an expert writes for Llama-3 8B with `shard_map`: FSDP gathers inside a checkpointed scan over the blocks,
-cuDNN's attention, one all-reduce over `data` at the end, AdamW. It uses nothing of the runtime's parallel/. Its
-gradients are reduce-scattered in bfloat16, as autodiff does; ours in float32, or in bfloat16 if `reduce` is.
+cuDNN's attention, one all-reduce over `data` at the end, AdamW. It uses nothing of the runtime's parallel/. Both steps
+are compiled twice: with gradients reduce-scattered in float32, the default of `precision.reduce`, and in bfloat16, as
+autodiff of a hand-written gather does.
 
 Needs the compiler: `make test-targets` installs it into build/targets, so run it with PYTHONPATH=build/targets.
 """
 
 import argparse
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -76,6 +78,7 @@ def main() -> None:
         row(name, "spmdkit, bfloat16 sums", case, ours(case, reduce="bfloat16"))
         if "tensor" not in case.strategy:
             row(name, "hand-written", case, by_hand(case))
+            row(name, "hand-written, bfloat16 sums", case, by_hand(case, reduce="bfloat16"))
 
 
 def row(name: str, step: str, case: Case, compiled: Any) -> None:
@@ -134,8 +137,8 @@ SHAPES = {
 }
 
 
-def by_hand(case: Case) -> Any:
-    """The hand-written step, compiled for the target with the same options of XLA."""
+def by_hand(case: Case, reduce: str = "float32") -> Any:
+    """The hand-written step with sums over `fsdp` in `reduce`, compiled for the target with the same options of XLA."""
     xla = XLA | default_options(lay_out_case(case, Precision(compute="bfloat16"))[1])
     target = parse_target(case.target)
     data, fsdp = case.strategy.get("data", 1), case.strategy["fsdp"]
@@ -154,7 +157,7 @@ def by_hand(case: Case) -> Any:
 
     def gradients(params: Any, tokens: Any) -> Any:
         varying = jax.tree.map(lambda leaf, spec: lax.pcast(leaf, without(spec), to="varying"), params, specs)
-        loss, found = jax.value_and_grad(mean_loss)(varying, tokens, tokens.size * data * fsdp)
+        loss, found = jax.value_and_grad(mean_loss)(varying, tokens, tokens.size * data * fsdp, reduce)
         summed = jax.tree.map(lambda leaf, spec: lax.psum(leaf, without(spec)), found, specs)
         return lax.psum(loss, ("data", "fsdp")), summed
 
@@ -192,8 +195,17 @@ def without(spec: P) -> tuple[str, ...]:
     return ("data",) if "fsdp" in spec else ("data", "fsdp")
 
 
-def whole(leaf: Any) -> Any:
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def whole(leaf: Any, reduce: str) -> Any:
+    """Gathers a parameter in bfloat16; its gradient is reduce-scattered in the dtype `reduce`."""
     return lax.all_gather(leaf.astype(jnp.bfloat16), "fsdp", axis=0, tiled=True)
+
+
+def scattered(reduce: str, _: None, gradient: Any) -> Any:
+    return (lax.psum_scatter(gradient.astype(reduce), "fsdp", tiled=True).astype(jnp.float32),)
+
+
+whole.defvjp(lambda leaf, reduce: (whole(leaf, reduce), None), scattered)
 
 
 def norm(x: Any, scale: Any) -> Any:
@@ -208,8 +220,8 @@ def rotated(x: Any) -> Any:
     return jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], -1).astype(jnp.bfloat16)
 
 
-def block(x: Any, shards: Any) -> tuple[Any, None]:
-    p = {name: leaf if leaf.ndim == 1 else whole(leaf) for name, leaf in shards.items()}
+def block(reduce: str, x: Any, shards: Any) -> tuple[Any, None]:
+    p = {name: leaf if leaf.ndim == 1 else whole(leaf, reduce) for name, leaf in shards.items()}
     y = norm(x, p["attention_norm"])
     query, key, value = ((y @ p[name]).reshape(*y.shape[:2], -1, HEAD) for name in ("query", "key", "value"))
     mixed = jax.nn.dot_product_attention(rotated(query), rotated(key), value, is_causal=True, implementation="cudnn")
@@ -218,11 +230,11 @@ def block(x: Any, shards: Any) -> tuple[Any, None]:
     return x + (jax.nn.silu(y @ p["gate"]) * (y @ p["up"])) @ p["down"], None
 
 
-def mean_loss(params: Any, tokens: Any, positions: int) -> Any:
+def mean_loss(params: Any, tokens: Any, positions: int, reduce: str) -> Any:
     """The cross-entropy of one device's rows, divided by the positions of all devices."""
-    x = whole(params["tokens"])[tokens]
-    x, _ = lax.scan(jax.checkpoint(block), x, params["blocks"])
-    logits = (norm(x, params["norm"]) @ whole(params["logits"])).astype(jnp.float32)
+    x = whole(params["tokens"], reduce)[tokens]
+    x, _ = lax.scan(jax.checkpoint(partial(block, reduce)), x, params["blocks"])
+    logits = (norm(x, params["norm"]) @ whole(params["logits"], reduce)).astype(jnp.float32)
     targets = jnp.roll(tokens, -1, axis=1)
     chosen = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
     return jnp.sum(jax.nn.logsumexp(logits, -1) - chosen) / positions

@@ -1,6 +1,8 @@
 """The stack of blocks on GPUs: the first and the last block run outside the loop, beside collectives of both ends.
 
-    forward    for each block n but the last: x = block(W(n), x)
+    forward    for each block n but the last:
+                   W(n+1) = gather                   beside the products of block n
+                   x = block(W(n), x)
                the last block                        beside the gather of the head
     backward   the last block, with the W of forward beside the reduce-scatter of the head's gradient
                for each block n but the first:       beside the reduce-scatter of dW(n+1)
@@ -9,8 +11,9 @@
                dW of the first block                 beside the reduce-scatter of the embedding's gradient
                reduce-scatter of dW(0)               exposed
 
-In a plain loop over all blocks, these collectives run alone. The collectives are the same, but the last block is
-gathered once instead of twice: only the head runs between its forward and its backward. If backward sums gradients
+In a plain loop over all blocks, these collectives run alone, and each turn waits for its first gathers. The collectives
+are the same, but the last block is gathered once instead of twice: only the head runs between its forward and its
+backward. Backward gathers a block in the turn that needs it, beside the reduce-scatters of the block after it. If backward sums gradients
 over `data`, each sum follows its reduce-scatter. XLA for GPUs orders operations by their operands and by barriers.
 """
 
@@ -77,15 +80,15 @@ class Ends(Stack):
         """Runs all blocks forward; returns the activations with `head`, and the residuals for `all_backward`."""
         (others, key_data), final = rest, self.num_blocks - 1
 
-        def turn(x: Activations, index: Array) -> tuple[Activations, Any]:
-            return self.run(
-                self.gather(shards, index, done=split_differentiable(x)[0]), x, self.key_of(key_data, index)
-            )
+        def turn(carry: Any, index: Array) -> tuple[Any, Any]:
+            x, params = carry
+            y, own = self.run(params, x, self.key_of(key_data, index))
+            return (y, self.gather(shards, index + 1, done=split_differentiable(y)[0])), own
 
         if self.plan.options.accumulate > 1:  # otherwise XLA gathers the last block before the loop over microbatches
             shards, differentiable = lax.optimization_barrier((shards, differentiable))
-        x, inputs = lax.scan(turn, join_differentiable(self.x, differentiable, others), jnp.arange(final))
-        params = self.gather(shards, final, done=split_differentiable(x)[0])
+        entering = join_differentiable(self.x, differentiable, others), self.gather(shards, 0)
+        (x, params), inputs = lax.scan(turn, entering, jnp.arange(final))
         y, last = self.run(params, x, self.key_of(key_data, final))
         return (y, head), (shards, pull, inputs, last, params, key_data)
 

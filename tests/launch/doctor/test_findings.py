@@ -5,8 +5,10 @@ import socket
 
 import pytest
 from spmdkit.launch.cli import main
+from spmdkit.launch.doctor import findings
 from spmdkit.launch.doctor.findings import format_finding, format_text
 from spmdkit.launch.doctor.job_checks import Finding
+from spmdkit.launch.startup.worker import job_environment
 from spmdkit.launch.supervision.workers import free_port
 from support.processes import start_each, wait
 from support.runs import write_config
@@ -67,6 +69,19 @@ def test_a_process_that_meets_no_other_reports_its_own_rank(rank, host, message,
     assert wrong["name"] == "processes"
     assert message in wrong["found"]
     assert all(finding["ranks"] == [int(rank)] for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("simulated", "has_gpus", "on_cpu"), [(None, True, False), (None, False, True), ("2", True, True)]
+)
+def test_devices_of_the_processes_are_gpus_unless_simulated(simulated, has_gpus, on_cpu, cli, monkeypatch):
+    found = []
+    monkeypatch.setattr(findings, "has_accelerators", lambda: has_gpus)
+    monkeypatch.setattr(findings, "compare", lambda *_, **options: found.append(options["on_cpu"]) or [])
+    for name, value in job_environment("127.0.0.1:1", 2, 0, simulate=simulated).items():
+        monkeypatch.setenv(name, value)
+    cli(0, "doctor")
+    assert found == [on_cpu]
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])

@@ -12,10 +12,11 @@ from support.faults import damage
 
 def test_intact_checkpoints_are_whole(original, monkeypatch, capsys):
     monkeypatch.setattr(integrity, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.chdir(original)
     verdicts = list(verify(find(str(original))))
     assert [each.folder.name for each in verdicts] == ["10", "20", "30"]
     assert all(each.is_whole for each in verdicts)
-    assert "whole; 7 arrays, 3.1 KiB are bit for bit what was saved" in str(verdicts[0])
+    assert str(verdicts[0]) == "checkpoints/10: whole; 7 arrays, 3.1 KiB are bit for bit what was saved"
     assert summary(verdicts) == "3 checkpoints verified"
     assert "checkpoints/30: 3.1 KiB of 3.1 KiB" in capsys.readouterr().err
 

@@ -85,8 +85,13 @@ def test_a_larger_vocabulary_may_be_asked_for(corpus):
         open_splits(DataConfig(**config, vocabulary=100))
 
 
-SKIPPED = ["test/a.py", "json/tests/a.py", "site-packages/a.py", "idlelib/a.py", "config-3.11/a.py", "encodings/a.py"]
-SKIPPED += ["_sysconfigdata_x86.py", "sitecustomize.py", "__pycache__/a.py", "readme.txt", "lib.so"]
+SKIPPED = ["json/tests/a.py", "config-3.11/a.py", "_sysconfigdata_x86.py", "readme.txt", "lib.so"]
+SKIPPED += [f"{name}.py" for name in ("sitecustomize", "usercustomize", "_sysconfig_vars", "__phello__.foo")]
+SKIPPED += [
+    f"{name}/a.py" for name in ("test", "site-packages", "dist-packages", "__pycache__", "__phello__", "idlelib")
+]
+SKIPPED += [f"{name}/a.py" for name in ("lib2to3", "distutils", "ensurepip", "tkinter", "turtledemo")]
+SKIPPED += [f"{name}/a.py" for name in ("encodings", "pydoc_data")]
 
 
 def test_which_files_belong_to_it(tmp_path):

@@ -42,6 +42,7 @@ def test_what_a_run_leaves(tmp_path, capsys):
 
 def test_a_process_after_the_first_prints_nothing_and_only_writes_checkpoints(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(processes.is_main_process, "__code__", (lambda: False).__code__)  # for all who imported it
+    (tmp_path / "run").mkdir()
     train(write_config(tmp_path), "train.steps=2")
     assert capsys.readouterr() == ("", "")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoints"]

@@ -57,7 +57,9 @@ def test_reports_both_values_if_the_log_has_another(untrained, tmp_path, cli):
         warning = text.splitlines()[-1]
         assert (f"loss {loss:.6g} here, {logged:.6g} in the log" in warning) == (logged != loss)
         found = json.loads(cli(0, "evaluate", folder, "--batches", "2", "--json").out)
-        assert (found["log"], found["differs_from_log"]) == ({"loss": logged}, logged != loss)
+        rows = {"rows": 32, "rows_of_split": 420, "rows_in_log": 32}
+        log = {"log": {"loss": logged}, "differs_from_log": logged != loss}
+        assert found.items() >= {"run": str(folder), "step": 8, "split": "evaluation", **rows, **log}.items()
     assert "warning" not in cli(0, "evaluate", folder, "--batches", "2", "--step", "4").out, "the log has no step 4"
 
 
@@ -118,7 +120,8 @@ def test_replaces_only_earlier_predictions_and_with_force(untrained, tmp_path, c
     assert main(words) == 2
     assert "out.npz exists. Choose another name, or give --force to replace it" in capsys.readouterr().err
     facts = json.loads(cli(0, *words, "--force", "--step", "4", "--json").out)
-    assert (facts["step"], facts["arrays"]) == (4, {"predictions": [420, 10]})
+    written = {"file": str(tmp_path / "out.npz"), "arrays": {"predictions": [420, 10]}}
+    assert facts == {"run": str(untrained.parent / "run"), "step": 4, **written}
     (tmp_path / "out.npz").write_bytes(b"mine")
     assert main([*words, "--force"]) == 2
     assert (tmp_path / "out.npz").read_bytes() == b"mine"

@@ -6,7 +6,7 @@ import socket
 import pytest
 from spmdkit.launch.cli import main
 from spmdkit.launch.doctor import findings
-from spmdkit.launch.doctor.findings import format_finding, format_text
+from spmdkit.launch.doctor.findings import format_finding, format_json, format_text
 from spmdkit.launch.doctor.job_checks import Finding
 from spmdkit.launch.startup.worker import job_environment
 from spmdkit.launch.supervision.workers import free_port
@@ -113,6 +113,8 @@ def test_format_finding():
         "  WRONG GPUs          rank 3: none visible (CUDA_VISIBLE_DEVICES)",
         "                      fix: unset CUDA_VISIBLE_DEVICES",
     ]
+    found = {"name": "GPUs", "found": "none visible", "level": "wrong", "fix": BAD.fix, "variable": BAD.variable}
+    assert json.loads(format_json([[FINE], [FINE, BAD]], 2))["findings"][1] == {**found, "ranks": [3]}
 
 
 def test_common_findings_are_listed_once():

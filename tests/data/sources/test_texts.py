@@ -87,11 +87,8 @@ def test_a_larger_vocabulary_may_be_asked_for(corpus):
 
 SKIPPED = ["json/tests/a.py", "config-3.11/a.py", "_sysconfigdata_x86.py", "readme.txt", "lib.so"]
 SKIPPED += [f"{name}.py" for name in ("sitecustomize", "usercustomize", "_sysconfig_vars", "__phello__.foo")]
-SKIPPED += [
-    f"{name}/a.py" for name in ("test", "site-packages", "dist-packages", "__pycache__", "__phello__", "idlelib")
-]
-SKIPPED += [f"{name}/a.py" for name in ("lib2to3", "distutils", "ensurepip", "tkinter", "turtledemo")]
-SKIPPED += [f"{name}/a.py" for name in ("encodings", "pydoc_data")]
+DIRECTORIES = "test site-packages dist-packages __pycache__ __phello__ encodings pydoc_data idlelib lib2to3 distutils"
+SKIPPED += [f"{name}/a.py" for name in (*DIRECTORIES.split(), "ensurepip", "tkinter", "turtledemo")]
 
 
 def test_which_files_belong_to_it(tmp_path):

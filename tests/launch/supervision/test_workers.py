@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from spmdkit.launch.supervision import workers
 from spmdkit.launch.supervision.blame import Cause, Outcome
 from spmdkit.launch.supervision.workers import (
     BOUND_VARIABLE,
@@ -50,25 +49,6 @@ def test_finished_run_has_no_cause(tmp_path, capsys):
     first, line = (tmp_path / "logs" / "rank-1.log").read_text().splitlines()
     assert re.search(rf"--- .* process \d+: {sys.executable} -u -c", first)
     assert line == "b"
-
-
-def test_waits_for_the_last_output_of_all_processes_together(monkeypatch):
-    """A program in the background may hold the output of its process open."""
-    now, waits, closed = [100.0], [], []
-
-    def thread(seconds, is_alive):
-        def join(timeout):
-            waits.append(timeout)
-            now[0] += min(seconds, timeout)
-
-        return SimpleNamespace(join=join, is_alive=lambda: is_alive)
-
-    def worker(rank, *threads: Any) -> Any:
-        return SimpleNamespace(threads=threads, log=SimpleNamespace(close=lambda: closed.append(rank)))
-
-    monkeypatch.setattr(workers.time, "monotonic", lambda: now[0])
-    workers.finish_reading([worker(0, thread(0.5, False), thread(9.0, True)), worker(1, thread(9.0, False))])
-    assert (waits, closed) == ([2.0, 1.5, 0.0], [1])
 
 
 @pytest.mark.parametrize("code", [2, pytest.param(1, marks=pytest.mark.slow), pytest.param(75, marks=pytest.mark.slow)])

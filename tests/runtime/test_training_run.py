@@ -39,17 +39,14 @@ def test_ends_of_a_run_that_began_at_step_4(stopped_after, end, is_complete, cod
 def test_claims_its_directory_unless_another_job_trained_in_it(fresh, found, tmp_path, monkeypatch):
     lines = []
     monkeypatch.setattr(training_run, "claim_directory", lambda *_: None)
-    monkeypatch.setattr(training_run, "write_config", lambda *_, **options: [f"Wrote a config, {options}."])
+    monkeypatch.setattr(training_run, "write_config", lambda *_, fresh: [f"{fresh=}"])
     run = object.__new__(TrainingRun)
-    checkpoints = SimpleNamespace(latest=lambda: 8, keep_aside=lambda steps: [f"damaged-{step}" for step in steps])
-    vars(run).update(
-        built=SimpleNamespace(config=load_config(write_config(tmp_path))),
-        checkpoints=checkpoints,
-        display=SimpleNamespace(message=lines.append),
-        **{"folder": tmp_path, "fresh": fresh, "latest": found, "ownership": None, "provenance": None},
-    )
+    vars(run).update(folder=tmp_path, fresh=fresh, latest=found, ownership=None, provenance=None)
+    run.built = SimpleNamespace(config=load_config(write_config(tmp_path)))
+    run.display = SimpleNamespace(message=lines.append)
+    run.checkpoints = SimpleNamespace(latest=lambda: 8, keep_aside=lambda steps: [f"damaged-{step}" for step in steps])
     run.claim_directory([12])
-    assert lines == ["Kept as damaged-12.", f"Wrote a config, {{'fresh': {fresh}}}."]
+    assert lines == ["Kept as damaged-12.", f"{fresh=}"]
     run.latest = 4
     with pytest.raises(DirectoryInUse, match=rf"held step 4 when this command began, and holds step {found} now"):
         run.claim_directory([])

@@ -12,10 +12,11 @@ from support.faults import damage
 
 def test_intact_checkpoints_are_whole(original, monkeypatch, capsys):
     monkeypatch.setattr(integrity, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.chdir(original)
     verdicts = list(verify(find(str(original))))
     assert [each.folder.name for each in verdicts] == ["10", "20", "30"]
     assert all(each.is_whole for each in verdicts)
-    assert "whole; 7 arrays, 3.1 KiB are bit for bit what was saved" in str(verdicts[0])
+    assert str(verdicts[0]) == "checkpoints/10: whole; 7 arrays, 3.1 KiB are bit for bit what was saved"
     assert summary(verdicts) == "3 checkpoints verified"
     assert "checkpoints/30: 3.1 KiB of 3.1 KiB" in capsys.readouterr().err
 
@@ -51,6 +52,8 @@ def test_a_changed_array_is_named(original, monkeypatch, group_bytes):
     verdict = verify_one(original / "checkpoints" / "20")
     assert verdict.problems == {"params/norm": "it reads as other bits than were saved"}
     assert "  params/norm: it reads as other bits than were saved" in str(verdict)
+    facts = {"folder": str(verdict.folder), "whole": False, "arrays": 7, "bytes": verdict.num_bytes}
+    assert verdict.to_json() == {**facts, "problems": verdict.problems}
 
 
 def test_verifies_a_run_that_is_reached_through_its_parent(original, monkeypatch):

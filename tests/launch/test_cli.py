@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,16 @@ def test_examples_parse(command):
     words = shlex.split(command.example.partition(" > ")[0])
     assert words[:2] == ["spmdkit", command.name]
     cli.parse_arguments(command, words[2:])
+
+
+@pytest.mark.parametrize("is_process", [True, False])
+def test_handles_signals_until_the_end_of_its_own_process(is_process, tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(cli, "ends_on_signals", lambda **options: given.append(options) or nullcontext())
+    words = ["train", str(tmp_path / "missing.yaml")]
+    monkeypatch.setattr(sys, "argv", ["spmdkit", *words])
+    assert cli.main(None if is_process else words) == INVALID_INPUT
+    assert given == [{"until_the_end": is_process}]
 
 
 def test_version_prints_all_versions(capsys):

@@ -1,10 +1,20 @@
 """The end of a run: verdict, sample and report."""
 
+from types import SimpleNamespace
+
+import jax
 import pytest
 from spmdkit.configs import load_config
 from spmdkit.data import bigram_loss
 from spmdkit.runtime.build_run import build
-from spmdkit.runtime.finish import baselines, describe_losses, explain_missing_sample, sample_text, writes_text
+from spmdkit.runtime.finish import (
+    baselines,
+    describe_losses,
+    explain_missing_sample,
+    measured_memory,
+    sample_text,
+    writes_text,
+)
 from support.runs import metrics, write_config, write_language_config
 
 SHORT = {"train": {"steps": 2, "global_batch": 16}, "checkpoint": {"every": 0}}
@@ -46,6 +56,17 @@ def test_describes_losses(bigram, side):
         "Evaluation loss 1.5000 after 7 steps.",
         f"That is {side} the {bigram:.4f} of a bigram model fitted on the same training text.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("peaks", "measured"), [((5, 9, 0), {"fullest device": 9}), ((0, 0), {}), ((None, 7), {"fullest device": 7})]
+)
+def test_memory_of_accelerators_is_that_of_the_fullest(peaks, measured, monkeypatch):
+    """A backend that does not count its memory returns None."""
+    stats = [None if peak is None else {"bytes_in_use": 1, "peak_bytes_in_use": peak} for peak in peaks]
+    devices = [SimpleNamespace(platform="gpu", memory_stats=lambda each=each: each) for each in stats]
+    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    assert measured_memory() == measured
 
 
 OWN = """

@@ -68,6 +68,15 @@ def test_directories_that_begin_like_those_of_packages_are_not_installed(config,
     assert set(provenance_of_config(config).code) == {"model_of_mine", "optimizer_of_mine"}, "as in a .venv beside them"
 
 
+def test_a_directory_whose_name_begins_like_that_of_the_model_is_another(config, monkeypatch):
+    other = config.parent.with_name(f"{config.parent.name}-other")
+    other.mkdir()
+    (other / "tools.py").touch()
+    monkeypatch.syspath_prepend(other)
+    monkeypatch.setitem(sys.modules, "tools", importlib.import_module("tools"))
+    assert sorted(provenance_of_config(config).code) == sorted(OWN)
+
+
 @pytest.mark.parametrize("name", ["__main__", "__mp_main__"])
 def test_a_script_beside_the_model_is_not_part_of_it(name, config, monkeypatch):
     """Processes of `multiprocessing` import the script under the second name."""

@@ -104,6 +104,7 @@ def test_buckets_count_as_long_as_they_were(buckets):
     assert flops(8, 12) == flops(0, 4)
     each = {flops(number, number + 1) for number in range(4)}
     assert each == {short, long}
+    assert flops(4, 4) == CONFIG.flops_per_row * 4, "no step to count"
 
 
 def test_batches_that_are_left_out_do_not_count(buckets):

@@ -8,6 +8,7 @@ import orbax.checkpoint as ocp
 import pytest
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import main
+from spmdkit.mesh import processes
 from spmdkit.runtime import training_run as under_way
 from spmdkit.training.optimizing.learning_rates import make_learning_rate
 from support.runs import listing, losses, write_config
@@ -37,6 +38,14 @@ def test_what_a_run_leaves(tmp_path, capsys):
     assert printed.startswith("mlp, 2,410 parameters, synthetic: 8,192 noisy images")
     assert "mesh data 2 x fsdp 4" in printed.partition("\n")[0]
     assert "step  4/12  loss " in printed
+
+
+def test_a_process_after_the_first_prints_nothing_and_only_writes_checkpoints(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(processes.is_main_process, "__code__", (lambda: False).__code__)  # for all who imported it
+    (tmp_path / "run").mkdir()
+    train(write_config(tmp_path), "train.steps=2")
+    assert capsys.readouterr() == ("", "")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoints"]
 
 
 @pytest.mark.slow

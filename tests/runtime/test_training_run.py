@@ -10,7 +10,9 @@ from spmdkit.configs import Config, load_config
 from spmdkit.launch.cli import main
 from spmdkit.mesh.errors import UserError
 from spmdkit.parallel.step.loss_scaling import MAX_CONSECUTIVE_SKIPS
+from spmdkit.runtime import training_run
 from spmdkit.runtime.build_run import build
+from spmdkit.runtime.ownership import DirectoryInUse
 from spmdkit.runtime.training_run import TrainingRun
 from spmdkit.training import loop
 from support.runs import losses, metrics, write_config, write_language_config
@@ -31,6 +33,23 @@ def test_ends_of_a_run_that_began_at_step_4(stopped_after, end, is_complete, cod
     run.start, run.stopped_after = 4, stopped_after
     run.hooks = SimpleNamespace(conductor=SimpleNamespace(ended=SimpleNamespace(end=end)))
     assert (run.is_complete, run.exit_code) == (is_complete, code)
+
+
+@pytest.mark.parametrize(("fresh", "found"), [(False, 8), (True, 0)])
+def test_claims_its_directory_unless_another_job_trained_in_it(fresh, found, tmp_path, monkeypatch):
+    lines = []
+    monkeypatch.setattr(training_run, "claim_directory", lambda *_: None)
+    monkeypatch.setattr(training_run, "write_config", lambda *_, fresh: [f"{fresh=}"])
+    run = object.__new__(TrainingRun)
+    vars(run).update(folder=tmp_path, fresh=fresh, latest=found, ownership=None, provenance=None)
+    run.built = SimpleNamespace(config=load_config(write_config(tmp_path)))
+    run.display = SimpleNamespace(message=lines.append)
+    run.checkpoints = SimpleNamespace(latest=lambda: 8, keep_aside=lambda steps: [f"damaged-{step}" for step in steps])
+    run.claim_directory([12])
+    assert lines == ["Kept as damaged-12.", f"{fresh=}"]
+    run.latest = 4
+    with pytest.raises(DirectoryInUse, match=rf"held step 4 when this command began, and holds step {found} now"):
+        run.claim_directory([])
 
 
 def test_dynamic_loss_scaling_may_skip_many_steps(tmp_path):

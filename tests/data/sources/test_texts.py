@@ -85,8 +85,10 @@ def test_a_larger_vocabulary_may_be_asked_for(corpus):
         open_splits(DataConfig(**config, vocabulary=100))
 
 
-SKIPPED = ["test/a.py", "json/tests/a.py", "site-packages/a.py", "idlelib/a.py", "config-3.11/a.py", "encodings/a.py"]
-SKIPPED += ["_sysconfigdata_x86.py", "sitecustomize.py", "__pycache__/a.py", "readme.txt", "lib.so"]
+SKIPPED = ["json/tests/a.py", "config-3.11/a.py", "_sysconfigdata_x86.py", "readme.txt", "lib.so"]
+SKIPPED += [f"{name}.py" for name in ("sitecustomize", "usercustomize", "_sysconfig_vars", "__phello__.foo")]
+DIRECTORIES = "test site-packages dist-packages __pycache__ __phello__ encodings pydoc_data idlelib lib2to3 distutils"
+SKIPPED += [f"{name}/a.py" for name in (*DIRECTORIES.split(), "ensurepip", "tkinter", "turtledemo")]
 
 
 def test_which_files_belong_to_it(tmp_path):

@@ -2,11 +2,15 @@
 
 import json
 import shutil
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from spmdkit.launch.cli import main
+from spmdkit.launch.commands import model_commands
 from spmdkit.launch.commands.model_commands import split_prompt
+from spmdkit.mesh import processes
 from support.processes import start_each, wait
 from support.runs import leave_run, write_language_config
 
@@ -53,7 +57,9 @@ def test_reports_both_values_if_the_log_has_another(untrained, tmp_path, cli):
         warning = text.splitlines()[-1]
         assert (f"loss {loss:.6g} here, {logged:.6g} in the log" in warning) == (logged != loss)
         found = json.loads(cli(0, "evaluate", folder, "--batches", "2", "--json").out)
-        assert (found["log"], found["differs_from_log"]) == ({"loss": logged}, logged != loss)
+        rows = {"rows": 32, "rows_of_split": 420, "rows_in_log": 32}
+        log = {"log": {"loss": logged}, "differs_from_log": logged != loss}
+        assert found.items() >= {"run": str(folder), "step": 8, "split": "evaluation", **rows, **log}.items()
     assert "warning" not in cli(0, "evaluate", folder, "--batches", "2", "--step", "4").out, "the log has no step 4"
 
 
@@ -114,7 +120,8 @@ def test_replaces_only_earlier_predictions_and_with_force(untrained, tmp_path, c
     assert main(words) == 2
     assert "out.npz exists. Choose another name, or give --force to replace it" in capsys.readouterr().err
     facts = json.loads(cli(0, *words, "--force", "--step", "4", "--json").out)
-    assert (facts["step"], facts["arrays"]) == (4, {"predictions": [420, 10]})
+    written = {"file": str(tmp_path / "out.npz"), "arrays": {"predictions": [420, 10]}}
+    assert facts == {"run": str(untrained.parent / "run"), "step": 4, **written}
     (tmp_path / "out.npz").write_bytes(b"mine")
     assert main([*words, "--force"]) == 2
     assert (tmp_path / "out.npz").read_bytes() == b"mine"
@@ -133,6 +140,38 @@ def test_several_processes_write_the_same(untrained, tmp_path):
     assert one.keys() == two.keys()
     np.testing.assert_array_equal(one["targets"], two["targets"])
     np.testing.assert_allclose(one["predictions"], two["predictions"], rtol=1e-6)
+
+
+@pytest.fixture
+def run_of_three_rows(monkeypatch):
+    """A run that computes nothing; its list fills as predictions are read."""
+    read = []
+    run = SimpleNamespace(
+        folder="runs/mine",
+        step=4,
+        splits=SimpleNamespace(train=None),
+        source=lambda split: [None] * 3,
+        evaluate=lambda source, max_batches: {"loss": 1.0},
+        predictions=lambda source, keep: map(read.append, source),
+        generate=lambda prompt: [97, 27],
+        text=lambda tokens: bytes(tokens).decode(),
+    )
+    monkeypatch.setattr(model_commands, "open_run", lambda *_: nullcontext(run))
+    return read
+
+
+def test_processes_after_the_first_compute_and_print_nothing(run_of_three_rows, tmp_path, monkeypatch, cli):
+    monkeypatch.setattr(processes, "is_main_process", lambda: False)
+    for words in (["evaluate"], ["generate"], ["predict", "--out", tmp_path / "new.npz"]):
+        assert cli(0, *words, "runs/mine").out == ""
+    assert (len(run_of_three_rows), list(tmp_path.iterdir())) == (3, [])
+
+
+@pytest.mark.usefixtures("run_of_three_rows")
+def test_generate_prints_text_or_json(cli):
+    assert cli(0, "generate", "runs/mine").out == "a\\x1b\n"
+    found = json.loads(cli(0, "generate", "runs/mine", "--json").out)
+    assert found == {"run": "runs/mine", "step": 4, "tokens": [97, 27], "text": "a\x1b"}
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ import socket
 
 import pytest
 from spmdkit.launch.cli import main
-from spmdkit.launch.doctor.findings import format_finding, format_text
+from spmdkit.launch.doctor import findings
+from spmdkit.launch.doctor.findings import format_finding, format_json, format_text
 from spmdkit.launch.doctor.job_checks import Finding
+from spmdkit.launch.startup.worker import job_environment
 from spmdkit.launch.supervision.workers import free_port
 from support.processes import start_each, wait
 from support.runs import write_config
@@ -69,6 +71,19 @@ def test_a_process_that_meets_no_other_reports_its_own_rank(rank, host, message,
     assert all(finding["ranks"] == [int(rank)] for finding in findings)
 
 
+@pytest.mark.parametrize(
+    ("simulated", "has_gpus", "on_cpu"), [(None, True, False), (None, False, True), ("2", True, True)]
+)
+def test_devices_of_the_processes_are_gpus_unless_simulated(simulated, has_gpus, on_cpu, cli, monkeypatch):
+    found = []
+    monkeypatch.setattr(findings, "has_accelerators", lambda: has_gpus)
+    monkeypatch.setattr(findings, "compare", lambda *_, **options: found.append(options["on_cpu"]) or [])
+    for name, value in job_environment("127.0.0.1:1", 2, 0, simulate=simulated).items():
+        monkeypatch.setenv(name, value)
+    cli(0, "doctor")
+    assert found == [on_cpu]
+
+
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
 def test_rejects_invalid_times_to_wait(seconds, cli):
     assert "--wait must be more than 0 seconds and less than a day, got" in cli(2, "doctor", f"--wait={seconds}").err
@@ -98,6 +113,8 @@ def test_format_finding():
         "  WRONG GPUs          rank 3: none visible (CUDA_VISIBLE_DEVICES)",
         "                      fix: unset CUDA_VISIBLE_DEVICES",
     ]
+    found = {"name": "GPUs", "found": "none visible", "level": "wrong", "fix": BAD.fix, "variable": BAD.variable}
+    assert json.loads(format_json([[FINE], [FINE, BAD]], 2))["findings"][1] == {**found, "ranks": [3]}
 
 
 def test_common_findings_are_listed_once():

@@ -4,7 +4,9 @@ import os
 import sys
 import time
 
+import jax
 import pytest
+from spmdkit.launch.startup import worker
 from spmdkit.launch.startup.detection import find_job
 from spmdkit.launch.startup.worker import Timeouts, count_processes, count_simulated, job_environment, joins_processes
 from spmdkit.launch.supervision.workers import Start, free_port, run_processes
@@ -47,6 +49,19 @@ def test_round_trips_the_job_through_the_environment(monkeypatch):
 def test_passes_errors_in_a_run_of_one():
     with pytest.raises(KeyError, match="mine"), joins_processes(Timeouts()):
         raise KeyError("mine")
+
+
+def test_joins_and_leaves_a_run_of_several(monkeypatch):
+    calls = []
+    monkeypatch.setattr(worker, "count_processes", lambda: 2)
+    monkeypatch.setattr(worker, "initialize", lambda **options: calls.append(options))
+    monkeypatch.setattr(jax.config, "update", lambda *setting: calls.append(setting))
+    monkeypatch.setattr(jax.distributed, "shutdown", lambda: calls.append("left"))
+    with joins_processes(Timeouts(rendezvous=1, heartbeat=20, shutdown=3), "runs/mine"):
+        calls.append("joined")
+    seconds = {"initialization_timeout": 1, "heartbeat_timeout_seconds": 20, "shutdown_timeout_seconds": 3}
+    setting = ("jax_enable_preemption_service", False)
+    assert calls == [setting, {**seconds, "run": "runs/mine"}, "joined", "left"]
 
 
 @pytest.mark.multiprocess

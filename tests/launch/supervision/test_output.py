@@ -4,8 +4,11 @@ import io
 import os
 from collections import deque
 from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from spmdkit.launch.supervision import workers
 from spmdkit.launch.supervision.output import (
     MAX_PENDING_BYTES,
     MAX_TAIL_CHARACTERS,
@@ -227,3 +230,17 @@ def test_writer_prints_nothing_while_muted():
     writer.is_muted = True
     writer.write("b\n")
     assert out.getvalue() == "a\n"
+
+
+def test_waits_for_the_last_output_of_all_processes_together(monkeypatch):
+    """A program in the background may hold the outputs open; then the logs stay open too."""
+    now, waits = [100.0], []
+
+    def join(seconds):
+        waits.append(seconds)
+        now[0] += min(seconds, 1.5)
+
+    monkeypatch.setattr(workers.time, "monotonic", lambda: now[0])
+    worker: Any = SimpleNamespace(threads=[SimpleNamespace(join=join, is_alive=lambda: True)], log=None)
+    workers.finish_reading([worker] * 3)
+    assert waits == [2.0, 0.5, 0.0]

@@ -181,7 +181,9 @@ def test_simulated_devices_as_the_run_had(monkeypatch, folder):
     spmdkit.load_run(folder, changes=["run.simulate=0"], mesh={})
     with pytest.raises(UserError, match=r"The mesh fsdp 16 does not fit 8 devices of 1 process"):
         spmdkit.load_run(folder, mesh={"fsdp": 16})
-    assert simulated == [8, 0, 16]
+    monkeypatch.setattr(load_module, "backend_started", lambda: True)
+    spmdkit.load_run(folder)
+    assert simulated == [8, 0, 16, 0], "open devices stay as they are"
 
 
 def test_loads_a_run_that_is_reached_through_its_parent(folder, monkeypatch):

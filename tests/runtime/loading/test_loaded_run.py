@@ -178,6 +178,13 @@ def test_data_that_is_not_what_the_run_was_made_of_is_told(folder, tmp_path):
     assert spmdkit.load_run(copied, mesh={}).splits.fingerprint == now.fingerprint != ""
 
 
+def test_other_data_must_fit_the_model(folder, tmp_path):
+    np.savez(tmp_path / "new.npz", inputs=np.zeros((8, 64), np.float32), targets=np.full(8, 10, np.int32))
+    run = spmdkit.load_run(folder, changes=["data.source=arrays", f"data.files=[{tmp_path}/new.npz]"])
+    with pytest.raises(UserError, match=r"targets of .*new\.npz.* is 10"):
+        run.splits  # noqa: B018
+
+
 def test_generates_from_the_window_that_the_model_was_trained_on(monkeypatch):
     """The model predicts the first token of its window: with 4 of them, the token 4 places back."""
 

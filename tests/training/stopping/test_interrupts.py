@@ -113,6 +113,12 @@ def test_ignored_signals_stay_ignored(started):
     assert ended(process)[:2] == (0, "done\n")
 
 
+def test_ignores_an_interrupt_while_python_shuts_down(started):
+    process = started("with ends_on_signals(until_the_end=True): pass\nsay('ready')\ntime.sleep(0.5)\nsay('done')")
+    process.send_signal(signal.SIGINT)
+    assert ended(process)[:2] == (0, "done\n")
+
+
 def test_restores_handlers(started):
     process = started(
         "before = [signal.getsignal(number) for number in SIGNALS]\n"

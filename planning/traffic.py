@@ -12,6 +12,8 @@ from ..parallel.xla.census import axes_of, replica_groups
 from .timeline import Timeline
 
 PACKAGE = Path(__file__).parents[1]
+WRAPPERS = tuple(f"{PACKAGE}/parallel/{name}" for name in ("collectives.py", "xla/"))
+"""Code that runs collectives for others: their origin is the line that calls it."""
 _TABLES = ("FileNames", "FileLocations", "StackFrames")
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _NUMBER = re.compile(r"=(\d+)")
@@ -65,7 +67,10 @@ def origin_of(axes: tuple[str, ...], source: str = "") -> Origin:
 
 
 def _source_lines(compiled_text: str) -> dict[str, str]:
-    """Returns the file and line of each stack frame of a program; nothing for a program without such tables."""
+    """Returns the file and line of each stack frame of a program, of its innermost call outside `WRAPPERS`.
+
+    Nothing for a program without such tables. XLA writes a parent's number plus 1, and parents come first.
+    """
     tables: dict[str, dict[str, str]] = {name: {} for name in _TABLES}
     current = None
     for line in compiled_text.splitlines():
@@ -79,6 +84,8 @@ def _source_lines(compiled_text: str) -> dict[str, str]:
     files, locations, frames = tables.values()
     found = {}
     for number, frame in frames.items():
-        file, _, line = _NUMBER.findall(locations[_NUMBER.findall(frame)[0]])[:3]
-        found[number] = f"{files[file].strip()[1:-1]}:{line}"
+        location, parent = _NUMBER.findall(frame)
+        file, _, line = _NUMBER.findall(locations[location])[:3]
+        path, caller = files[file].strip()[1:-1], found.get(str(int(parent) - 1))
+        found[number] = caller if caller and path.startswith(WRAPPERS) else f"{path}:{line}"
     return found

@@ -4,8 +4,9 @@ A value is in memory from its operation to its last use. Operations run in the t
 latency-hiding scheduler runs what the next turn does not need, such as the gradients of weights, as late as possible
 (`_turns`). Operations on single elements are fused into those that read them: their results take no memory, unless a
 product, a collective or a loop reads them. Results of movements are their operands. Loops hold what they stack from
-their start, and update in place what they carry. A gather along a dim inside others arrives with that dim outermost,
-and is copied to the layout of the products.
+their start, and update in place what they carry. Zeros of one size are made together (`_join_zeros`). A gather along a
+dim inside others arrives with that dim outermost, and is copied to the layout of the products; if it gathers slices of
+an input, XLA copies that whole input for all of them.
 """
 
 import math
@@ -27,6 +28,8 @@ SAME = {
     *("optimization_barrier", "sharding_constraint", "dynamic_update_slice"),
 }
 """Operations whose results are their operands, moved or updated in place."""
+SLICES = {"dynamic_slice": 0, "convert_element_type": 0, "cond": -1}
+"""Operations -> the position of the operand that they read a slice of; `cond` chooses by platform if that one waits."""
 
 
 @dataclass(eq=False)
@@ -40,6 +43,8 @@ class Value:
         last: The position of its last use.
         stored: True if it is in memory, and not only within a fusion.
         moved: True if it has the layout of a gather along a dim inside others.
+        source: The input of the program that it is, or is a slice of.
+        copied: True of an input if slices of it are gathered along a dim inside others.
     """
 
     bytes: int = 0
@@ -47,6 +52,8 @@ class Value:
     last: int = -1
     stored: bool = False
     moved: bool = False
+    source: "Value | None" = None
+    copied: bool = False
 
 
 @dataclass(eq=False)
@@ -91,13 +98,19 @@ def peak_of(jaxpr: Any, unrolled: int = 1) -> Counter[str]:
         jaxpr: The program.
         unrolled: The turns of a loop that the compiler schedules together: 2 with XLA's double buffering.
     """
-    inputs = [Value(stored=True) for _ in [*jaxpr.constvars, *jaxpr.invars]]
+    variables = [*jaxpr.constvars, *jaxpr.invars]
+    inputs = [Value(stored=True) for _ in variables]
+    for value in inputs:
+        value.source = value
     operations: list[Operation] = []
-    return _peak(operations, inputs, _inline(jaxpr, inputs, operations), unrolled)
+    peak = _peak(operations, inputs, _inline(jaxpr, inputs, operations), unrolled)
+    copies = [_bytes(variable.aval) for variable, value in zip(variables, inputs, strict=True) if value.copied]
+    return peak + Counter(communication=sum(copies))
 
 
 def _peak(operations: list[Operation], inputs: list[Value], results: list[Value], unrolled: int) -> Counter[str]:
     """Returns the bytes by kind that operations need at once; the bytes of the inputs are of those to overwrite."""
+    operations = _join_zeros(operations)
     _find_lifetimes(operations, results)
     live: Counter[str] = Counter()
     peak: Counter[str] = Counter()
@@ -134,7 +147,7 @@ def _peak_of_bodies(operation: Operation, overwritten: list[Value], unrolled: in
         inputs = [Value(stored=True) for _ in jaxpr.constvars]
         for number, value in enumerate(operation.reads[first:], first):
             counts = number in operation.carried or value in overwritten
-            inputs.append(Value(value.bytes if counts else 0, value.kind, stored=True))
+            inputs.append(Value(value.bytes if counts else 0, value.kind, stored=True, source=value.source))
         operations: list[Operation] = []
         if operation.name == "scan":
             operations, results = _turns(operation, jaxpr, inputs, min(unrolled, operation.length))
@@ -163,7 +176,8 @@ def _turns(operation: Operation, jaxpr: Any, inputs: list[Value], turns: int) ->
     delayed: list[Operation] = []
     unread, made = set[Value](), set[Value]()
     for turn in range(turns):
-        slices = [Value(_bytes(variable.aval)) for variable in jaxpr.invars[operation.carried.stop :]]
+        stacks = zip(jaxpr.invars[operation.carried.stop :], inputs[last:], strict=True)
+        slices = [Value(_bytes(variable.aval), source=stack.source) for variable, stack in stacks]
         operations: list[Operation] = []
         results = _inline(jaxpr, [*inputs[:first], *carried, *slices], operations)
         readers = [_readers(value, operations) for value in carried]
@@ -184,6 +198,15 @@ def _turns(operation: Operation, jaxpr: Any, inputs: list[Value], turns: int) ->
             ordered += [Operation("slice", [], found)] * bool(found) + [each]
             unread.difference_update(found)
     return ordered, carried
+
+
+def _join_zeros(operations: list[Operation]) -> list[Operation]:
+    """Moves zeros to the first ones of the same size, with which XLA makes them in one kernel."""
+    groups: dict[Any, list[Operation]] = {}
+    for each in operations:
+        is_constant = each.name == "broadcast_in_dim" and not each.reads[0].bytes
+        groups.setdefault(each.writes[0].bytes if is_constant else each, []).append(each)
+    return [each for group in groups.values() for each in group]
 
 
 def _readers(value: Value, operations: list[Operation]) -> set[str]:
@@ -245,6 +268,10 @@ def _inline(jaxpr: Any, inputs: Sequence[Value], operations: list[Operation]) ->
             moved = _gathers_inside(equation) or (name not in STORED and any(one.moved for one in reads))
             copies = 2 if moved and name in GATHERS else 1
             results = [Value(copies * _bytes(variable.aval), kind, moved=moved) for variable in equation.outvars]
+            if name in SLICES:
+                results[0].source = reads[SLICES[name]].source
+            elif _gathers_inside(equation) and reads[0].source:
+                reads[0].source.copied = True
             operations.append(_operation(equation, reads, results, bodies))
         values.update(zip(equation.outvars, results, strict=True))
     return [read(variable) for variable in jaxpr.outvars]

@@ -104,7 +104,7 @@ def test_one_group_across_hosts_is_enough_for_the_network(without_compiler, card
 
 
 def test_generated_tokens_have_enough_rows_for_every_device(without_compiler):
-    rows = "data.source=synthetic_tokens train.global_batch=8192 strategy={data: 1024, fsdp: 8}".split(maxsplit=2)
+    rows = ["data.source=synthetic_tokens", "train.global_batch=8192", "strategy={data: 1024, fsdp: 8}"]
     found = planned("h100:1024x8", *rows)
     assert (found.target.size, found.tokens) == (8192, 32)
 

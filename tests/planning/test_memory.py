@@ -6,9 +6,8 @@ import pytest
 from jax import lax
 from spmdkit.configs import load_config
 from spmdkit.mesh import targets
-from spmdkit.planning.memory import _changes, analytic_memory
+from spmdkit.planning.memory import _changes, analytic_memory, peak_of
 from spmdkit.planning.run_plan import plan_run
-from spmdkit.planning.traced_memory import peak_of
 from spmdkit.runtime.build_run import build
 
 from spmdkit import list_devices

@@ -37,7 +37,6 @@ READERS = {
 
 EXAMPLE_READERS = {
     "synthetic": lambda config: synthetic_digits(config.eval_fraction),
-    "synthetic_tokens": synthetic_tokens,
     "arrays": read_arrays,
     "images": read_images,
     "huggingface": read_saved_arrays,
@@ -46,13 +45,14 @@ EXAMPLE_READERS = {
 """Sources of whole examples; those that are also in `READERS` if `data.records` is "arrays"."""
 
 
-def open_splits(config: DataConfig, search_path: Sequence[str | Path] = ()) -> Splits:
+def open_splits(config: DataConfig, search_path: Sequence[str | Path] = (), batch: int = 1) -> Splits:
     """Opens the data of a config.
 
     Args:
         config: The `data:` section.
         search_path: Directories to search for the user's own module before the installed packages. Relative files start
             from the first of them, or from the working directory if there are none.
+        batch: Rows of a training batch, for `synthetic_tokens`.
 
     Returns:
         Training and evaluation examples; every process that calls this with the same files gets the same ones.
@@ -69,6 +69,8 @@ def open_splits(config: DataConfig, search_path: Sequence[str | Path] = ()) -> S
         return open_mixture(config, lambda part: open_splits(part, search_path))
     if config.target:
         return read_table(config)
+    if config.source == "synthetic_tokens":
+        return synthetic_tokens(config, batch)
     if config.source in EXAMPLE_READERS and (config.source not in READERS or config.records == "arrays"):
         return EXAMPLE_READERS[config.source](config)
     return _language_splits(config)

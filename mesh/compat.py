@@ -67,6 +67,14 @@ def line_of(equation: Equation) -> str:
 
 
 @contextmanager
+def own_source_lines() -> Iterator[None]:
+    """Gives operations of a backward pass their own source lines; JAX gives all that of the call in forward."""
+    with source_info_util.set_name_stack(scopes := source_info_util.current_name_stack()):
+        source_info_util._source_info_context.context = source_info_util.SourceInfo(None, scopes)
+        yield
+
+
+@contextmanager
 def answer_cudnn_checks(capability: str, cudnn_version: int) -> Iterator[None]:
     """Lets JAX lower cuDNN's attention for a GPU that is not here: it reads these values from a device otherwise.
 

@@ -60,8 +60,7 @@ def exchange(name: str, text: str, *, seconds: float) -> list[str]:
         return [text]
     folder = f"{PREFIX}{name}/"
     client.key_value_set(f"{folder}{jax.process_index()}", text)
-    begin = time.monotonic()
-    reported = begin
+    begin = reported = time.monotonic()
     while True:
         found = {int(key.rpartition("/")[2]): value for key, value in client.key_value_dir_get(folder)}
         missing = [rank for rank in range(jax.process_count()) if rank not in found]

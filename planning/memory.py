@@ -1,20 +1,43 @@
-"""The analytic memory of a run, before anything is compiled, and changes that would need less of it."""
+"""The analytic memory of a run, before a compiler sees it, and changes that would need less of it.
 
+A value is in memory from its operation to its last use. Operations run in the traced order, except in loops: XLA's
+latency-hiding scheduler runs what the next turn does not need, such as the gradients of weights, as late as possible
+(`_turns`). Operations on single elements are fused into those that read them: their results take no memory, unless a
+product, a collective or a loop reads them. Results of movements are their operands. Loops hold what they stack from
+their start, and update in place what they carry. Zeros of one size are made together (`_join_zeros`). A gather along a
+dim inside others arrives with that dim outermost, and is copied to the layout of the products; if it gathers slices of
+an input, XLA copies that whole input for all of them.
+"""
+
+import math
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..configs.schema import Config
+from ..mesh.compat import is_literal
 from ..mesh.devices import list_devices
 from ..mesh.errors import UserError
 from ..mesh.targets import compiling_for
 from ..parallel.sharding.strategies import option_types
-from ..parallel.xla.graph import equations
+from ..parallel.xla.graph import equations, inner_programs
+from ..parallel.xla.primitives import COLLECTIVES, GATHERS, PRODUCTS, REDUCTIONS, SCATTERS
 from ..runtime.build_run import Built, build
 from ..runtime.compilation import DOUBLE_BUFFERING
 from ..runtime.explain import state_bytes
-from .traced_memory import peak_of
+
+BODIES = {"scan", "while", "cond", "shard_map"}
+STORED = PRODUCTS | COLLECTIVES | BODIES | {"sort", "scatter", "scatter-add", "cumsum", "top_k", "ffi_call"}
+"""Operations whose operands and results are in memory: no fusion crosses them."""
+MULTIPLY = PRODUCTS - {"cond"}
+SAME = {
+    *("reshape", "squeeze", "expand_dims", "transpose", "pcast", "pvary", "name", "copy", "copy_p", "stop_gradient"),
+    *("optimization_barrier", "sharding_constraint", "dynamic_update_slice"),
+}
+"""Operations whose results are their operands, moved or updated in place."""
+SLICES = {"dynamic_slice": 0, "convert_element_type": 0, "cond": -1}
+"""Operations -> the position of the operand that they read a slice of; `cond` chooses by platform if that one waits."""
 
 
 @dataclass(frozen=True)
@@ -103,3 +126,296 @@ def _changes(config: Config, devices: list[str]) -> Iterator[tuple[str, Config]]
     if getattr(config.strategy.get("fsdp"), "size", 1) not in (size, -1):
         strategy = {"fsdp": option_types()["fsdp"](size=size), **others}
         yield f"strategy.fsdp={size} without strategy.data", replace(config, strategy=strategy)
+
+
+@dataclass(eq=False)
+class Value:
+    """An array on one device.
+
+    Attributes:
+        bytes: Its size.
+        kind: "activations" that a loop stacks for a later one, "gradients" that it stacks, "communication" buffers of
+            gathers, or "temporaries".
+        last: The position of its last use.
+        stored: True if it is in memory, and not only within a fusion.
+        moved: True if it has the layout of a gather along a dim inside others.
+        source: The input of the program that it is, or is a slice of.
+        copied: True of an input if slices of it are gathered along a dim inside others.
+    """
+
+    bytes: int = 0
+    kind: str = "temporaries"
+    last: int = -1
+    stored: bool = False
+    moved: bool = False
+    source: "Value | None" = None
+    copied: bool = False
+
+
+@dataclass(eq=False)
+class Operation:
+    """One operation of a program whose calls are inlined.
+
+    Attributes:
+        name: The primitive.
+        reads: Its operands.
+        writes: Its results.
+        bodies: The programs that it runs, each with the position of its first input among `reads`.
+        carried: Positions among `reads` of what a loop carries from turn to turn.
+        stacked: Results that a loop stacks.
+        length: The turns of a loop, if they are known.
+    """
+
+    name: str
+    reads: list[Value]
+    writes: list[Value]
+    bodies: list[tuple[Any, int]] = field(default_factory=list)
+    carried: range = range(0)
+    stacked: list[Value] = field(default_factory=list)
+    length: int = 1
+
+    @property
+    def stores(self) -> bool:
+        """True if no fusion crosses it."""
+        return self.name in STORED or self.name.startswith("dot_product_attention")
+
+    def overwrites(self, dying: list[Value]) -> list[Value]:
+        """Returns those of the values that are last used here whose memory its results can take."""
+        if self.name in ("scan", "while"):
+            carried = [self.reads[number] for number in self.carried]
+            return [value for value in dying if value in carried]
+        return dying if self.bodies or not self.stores else []
+
+
+def peak_of(jaxpr: Any, unrolled: int = 1) -> Counter[str]:
+    """Returns the bytes by kind that a program needs at once, without its inputs.
+
+    Args:
+        jaxpr: The program.
+        unrolled: The turns of a loop that the compiler schedules together: 2 with XLA's double buffering.
+    """
+    variables = [*jaxpr.constvars, *jaxpr.invars]
+    inputs = [Value(stored=True) for _ in variables]
+    for value in inputs:
+        value.source = value
+    operations: list[Operation] = []
+    peak = _peak(operations, inputs, _inline(jaxpr, inputs, operations), unrolled)
+    copies = [_bytes(variable.aval) for variable, value in zip(variables, inputs, strict=True) if value.copied]
+    return peak + Counter(communication=sum(copies))
+
+
+def _peak(operations: list[Operation], inputs: list[Value], results: list[Value], unrolled: int) -> Counter[str]:
+    """Returns the bytes by kind that operations need at once; the bytes of the inputs are of those to overwrite."""
+    operations = _join_zeros(operations)
+    _find_lifetimes(operations, results)
+    live: Counter[str] = Counter()
+    peak: Counter[str] = Counter()
+    ending: dict[int, list[Value]] = {}
+
+    def start(values: Sequence[Value]) -> None:
+        for value in values:
+            if value.stored:
+                live[value.kind] += value.bytes
+                ending.setdefault(value.last, []).append(value)
+
+    def end(values: Sequence[Value]) -> None:
+        for value in values:
+            live[value.kind] -= value.bytes
+
+    start(inputs)
+    for position, operation in enumerate(operations):
+        dying = ending.pop(position, [])
+        overwritten = operation.overwrites(dying)
+        end(overwritten)
+        if operation.bodies:
+            during = live + _peak_of_bodies(operation, overwritten, unrolled)
+            peak = max(peak, during, key=Counter.total)
+        start(operation.writes)
+        peak = max(peak, live.copy(), key=Counter.total)
+        end([*(value for value in dying if value not in overwritten), *ending.pop(position, [])])
+    return peak
+
+
+def _peak_of_bodies(operation: Operation, overwritten: list[Value], unrolled: int) -> Counter[str]:
+    """Returns the bytes while an operation runs its programs: those of the largest, and what it stacks meanwhile."""
+    peak: Counter[str] = Counter()
+    for jaxpr, first in operation.bodies:
+        inputs = [Value(stored=True) for _ in jaxpr.constvars]
+        for number, value in enumerate(operation.reads[first:], first):
+            counts = number in operation.carried or value in overwritten
+            inputs.append(Value(value.bytes if counts else 0, value.kind, stored=True, source=value.source))
+        operations: list[Operation] = []
+        if operation.name == "scan":
+            operations, results = _turns(operation, jaxpr, inputs, min(unrolled, operation.length))
+        else:
+            results = _inline(jaxpr, inputs, operations)
+        peak = max(peak, _peak(operations, inputs, results, unrolled), key=Counter.total)
+    for value in operation.stacked:
+        peak[value.kind] += value.bytes
+    if operation.name == "scan" and operation.length > unrolled > 1:
+        for value in operation.reads[operation.carried.stop :]:  # the first turns, peeled, read the stacks as they were
+            peak[value.kind] += value.bytes * value.moved
+    return peak
+
+
+def _turns(operation: Operation, jaxpr: Any, inputs: list[Value], turns: int) -> tuple[list[Operation], list[Value]]:
+    """Returns the operations of some turns of a loop in the order in which they are scheduled, and what they carry.
+
+    Products whose results the next turn only sends, or does not read, are late, and what depends on them: those of the
+    first turn run after all turns, which hide their collectives. If other operations of a turn wait for sums over
+    devices (`tensor`), products whose results are sent hide these. Slices of stacks are in memory from their first use.
+    What a turn stacks is in the stack at once.
+    """
+    first, last = (each + len(jaxpr.constvars) for each in (operation.carried.start, operation.carried.stop))
+    carried = inputs[first:last]
+    ordered: list[Operation] = []
+    delayed: list[Operation] = []
+    unread, made = set[Value](), set[Value]()
+    for turn in range(turns):
+        stacks = zip(jaxpr.invars[operation.carried.stop :], inputs[last:], strict=True)
+        slices = [Value(_bytes(variable.aval), source=stack.source) for variable, stack in stacks]
+        operations: list[Operation] = []
+        results = _inline(jaxpr, [*inputs[:first], *carried, *slices], operations)
+        readers = [_readers(value, operations) for value in carried]
+        carried, stacked = results[: len(carried)], results[len(carried) :]
+        for value in carried:
+            value.stored = True
+        for value, one in zip(operation.stacked, stacked, strict=True):
+            value.moved = one.moved
+        leading = [value for value, names in zip(carried, readers, strict=True) if names & MULTIPLY]
+        sent = {value for value, names in zip(carried, readers, strict=True) if names & COLLECTIVES} - {*leading}
+        waits = any(each.name in SCATTERS | REDUCTIONS for each in _needs(operations, leading))
+        needed = _needs(operations, carried if waits else [value for value in carried if value not in sent])
+        late = _late(operations, needed, made, products=turn == 0)
+        delayed += [each for each in operations if each in late]
+        unread.update(slices)
+        for each in [*(each for each in operations if each not in late), *(delayed if turn == turns - 1 else ())]:
+            found = [value for value in each.reads if value in unread]
+            ordered += [Operation("slice", [], found)] * bool(found) + [each]
+            unread.difference_update(found)
+    return ordered, carried
+
+
+def _join_zeros(operations: list[Operation]) -> list[Operation]:
+    """Moves zeros to the first ones of the same size, with which XLA makes them in one kernel."""
+    groups: dict[Any, list[Operation]] = {}
+    for each in operations:
+        is_constant = each.name == "broadcast_in_dim" and not each.reads[0].bytes
+        groups.setdefault(each.writes[0].bytes if is_constant else each, []).append(each)
+    return [each for group in groups.values() for each in group]
+
+
+def _readers(value: Value, operations: list[Operation]) -> set[str]:
+    """Returns the names of the operations that depend on a value."""
+    reached, names = {value}, set[str]()
+    for operation in operations:
+        if not reached.isdisjoint(operation.reads):
+            names.add(operation.name)
+            reached.update(operation.writes)
+    return names
+
+
+def _needs(operations: list[Operation], values: list[Value]) -> set[Operation]:
+    """Returns the operations that some values depend on."""
+    reached, needs = set(values), set[Operation]()
+    for operation in reversed(operations):
+        if not reached.isdisjoint(operation.writes):
+            needs.add(operation)
+            reached.update(operation.reads)
+    return needs
+
+
+def _late(operations: list[Operation], needed: set[Operation], made: set[Value], products: bool) -> set[Operation]:
+    """Returns the operations of a turn that run after all turns.
+
+    Args:
+        operations: Those of the turn.
+        needed: Those that the next turn needs at once.
+        made: Results of late operations; those of this turn are added.
+        products: Whether products that are not needed are late; otherwise only what reads `made`.
+    """
+    late = set[Operation]()
+    for operation in operations:
+        is_late = (products and operation.name in PRODUCTS) or not made.isdisjoint(operation.reads)
+        if operation not in needed and is_late:
+            late.add(operation)
+            made.update(operation.writes)
+    return late
+
+
+def _inline(jaxpr: Any, inputs: Sequence[Value], operations: list[Operation]) -> list[Value]:
+    """Appends the operations of a program, and returns its results."""
+    values: dict[Any, Value] = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
+
+    def read(variable: Any) -> Value:
+        return Value() if is_literal(variable) else values[variable]
+
+    for equation in jaxpr.eqns:
+        name, bodies = equation.primitive.name, inner_programs(equation)
+        reads = [read(variable) for variable in equation.invars]
+        if len(bodies) == 1 and name not in BODIES:
+            constants = [Value(stored=True) for _ in bodies[0].constvars]
+            results = _inline(bodies[0], [*constants, *reads[len(reads) - len(bodies[0].invars) :]], operations)
+        elif name in SAME:
+            results = reads[: len(equation.outvars)]
+            operations.append(Operation(name, reads, []))
+        else:
+            kind = "communication" if name in GATHERS else "temporaries"
+            moved = _gathers_inside(equation) or (name not in STORED and any(one.moved for one in reads))
+            copies = 2 if moved and name in GATHERS else 1
+            results = [Value(copies * _bytes(variable.aval), kind, moved=moved) for variable in equation.outvars]
+            if name in SLICES:
+                results[0].source = reads[SLICES[name]].source
+            elif _gathers_inside(equation) and reads[0].source:
+                reads[0].source.copied = True
+            operations.append(_operation(equation, reads, results, bodies))
+        values.update(zip(equation.outvars, results, strict=True))
+    return [read(variable) for variable in jaxpr.outvars]
+
+
+def _gathers_inside(equation: Any) -> bool:
+    """Returns whether an operation gathers along a dim inside others."""
+    before = equation.params["all_gather_dimension"] if equation.primitive.name in GATHERS else 0
+    return before > 0 and math.prod(equation.outvars[0].aval.shape[:before]) > 1
+
+
+def _operation(equation: Any, reads: list[Value], writes: list[Value], bodies: list[Any]) -> Operation:
+    name, params = equation.primitive.name, equation.params
+    if name == "scan":
+        first = params["num_consts"]
+        carried = range(first, first + params["num_carry"])
+        stacked = writes[params["num_carry"] :]
+        return Operation(name, reads, writes, [(bodies[0], 0)], carried, stacked, params["length"])
+    if name == "while":
+        first = params["cond_nconsts"]
+        carried = range(first + params["body_nconsts"], len(reads))
+        return Operation(name, reads, writes, [(params["body_jaxpr"].jaxpr, first)], carried)
+    return Operation(name, reads, writes, [(body, len(reads) - len(body.invars)) for body in bodies])
+
+
+def _bytes(aval: Any) -> int:
+    return getattr(aval, "size", 0) * getattr(getattr(aval, "dtype", None), "itemsize", 0)
+
+
+def _find_lifetimes(operations: list[Operation], results: list[Value]) -> None:
+    """Finds the values that are in memory, and their last uses."""
+    for value in results:
+        value.last, value.stored = len(operations), True
+    for operation in operations:
+        if operation.stores or operation.name == "dynamic_update_slice":
+            for value in [
+                *operation.reads[: 1 if operation.name == "dynamic_update_slice" else None],
+                *operation.writes,
+            ]:
+                value.stored = True
+        elif operation.name.startswith(("reduce_", "arg")):
+            for value in operation.writes:
+                value.stored = True
+    for position, operation in reversed([*enumerate(operations)]):
+        later = [value.last for value in operation.writes if not value.stored and not operation.stores]
+        for value in operation.reads:
+            value.last = max(value.last, position, *later)
+        for value in operation.writes:
+            value.last = max(value.last, position)
+        for value in operation.stacked:
+            value.kind = "activations" if value.last < len(operations) else "gradients"

@@ -7,7 +7,7 @@ temporaries, and its step time is a bound.
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,29 +17,24 @@ import numpy as np
 
 from ..configs.schema import Config
 from ..layouts.sizes import format_bytes
-from ..mesh.device_mesh import DeviceMesh
 from ..mesh.devices import list_devices
 from ..mesh.errors import UserError, first_line
 from ..mesh.targets import CompilerMissing, Target
-from ..parallel.collectives import Collective
 from ..parallel.schedule.timing import measure
 from ..runtime.build_run import Built, build
 from ..runtime.explain import explain_built, state_bytes
-from .kernel_time import EFFICIENCY, Efficiency
-from .link_time import collective_seconds
+from .kernel_time import EFFICIENCY
 from .memory import AnalyticMemory, Remedy, analytic_memory, find_remedies
 from .pipeline_time import idle_share
 from .timeline import Timeline, simulate
 from .trace import MAX_EVENTS, Event, Recorder, write_trace
-from .traffic import Origin, find_traffic, origin_of
+from .traffic import Traffic, expected_traffic, find_traffic
 
 MAX_EXPOSED_LINES = 5
 PREALLOCATED = 0.75
 """The share of a GPU's memory that JAX takes by default (XLA_PYTHON_CLIENT_MEM_FRACTION)."""
 USABLE = 0.95
 """The share that a program can use: CUDA, cuDNN and NCCL take the rest."""
-PEAK = Efficiency(link=1.0, network=1.0, link_seconds=0.0, network_seconds=0.0)
-"""The links at their peak, without a latency: no exchange of these bytes is faster."""
 RECOMPUTED = {"none": 1.0, "dots": 1.0, "selective": 7 / 6, "local": 4 / 3, "full": 4 / 3}
 """`train.remat` -> executed operations of matrix products per operation of the model: `full` and `local` repeat
 forward, `selective` about half of it: the first products of the MLP."""
@@ -47,31 +42,6 @@ TPU_NOTE = (
     "a program for TPUs is not simulated: its step takes the bound of operations and bytes, and its collectives are "
     "those of the strategies, because libtpu rewrites them"
 )
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """The collectives of one kind over the same mesh axes and of the same origin in one step.
-
-    Attributes:
-        kind: HLO's name, such as "all-gather".
-        axes: The mesh axes.
-        strategy: The strategy whose code asks for them; the names of the mesh axes for other code.
-        source: The line of that code, such as "parallel/fsdp.py:139"; "" if it is unknown.
-        count: The number per step.
-        bytes: Bytes of the whole values, summed over `count`.
-        link: The slowest link that they cross: "host" or "network".
-        least_seconds: The time of these bytes over that link at its peak.
-    """
-
-    kind: str
-    axes: tuple[str, ...]
-    strategy: str
-    source: str
-    count: int
-    bytes: int
-    link: str
-    least_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +237,7 @@ def _compiled(built: Built, common: dict[str, Any], with_events: bool) -> RunPla
     text, mesh, notes = compiled.as_text() or "", built.layouts.mesh, explanation.notes
     recorder, timeline = Recorder(MAX_EVENTS if with_events else 0), None
     if common["target"].shape:
-        traffic = _traffic(_by_axes(explanation.predicted), mesh, common["target"])
+        traffic = expected_traffic(explanation.predicted, mesh)
         step_seconds = _bound(built, common, traffic)
         estimate = (compiled.cost_analysis() or {}).get("optimal_seconds", 0.0)
         notes = (*notes, TPU_NOTE, f"libtpu's optimal_seconds, which count each loop once: {estimate * 1e3:,.1f} ms")
@@ -276,7 +246,7 @@ def _compiled(built: Built, common: dict[str, Any], with_events: bool) -> RunPla
         timetable = pipeline.timetable if pipeline else None
         timeline = simulate(text, common["target"], recorder=recorder, timetable=timetable)
         common = common | ({"bubble": idle_share(timetable, timeline.parts)} if timetable else {})
-        traffic = _traffic(find_traffic(text, timeline, mesh), mesh, common["target"])
+        traffic = find_traffic(text, timeline, mesh)
         step_seconds = timeline.step_seconds
     return RunPlan(
         **common,
@@ -294,11 +264,10 @@ def _compiled(built: Built, common: dict[str, Any], with_events: bool) -> RunPla
 
 def _analytic(built: Built, common: dict[str, Any], why: str) -> RunPlan:
     """Plans without a compiler."""
-    target, state = common["target"], state_bytes(built)
-    traffic = _traffic(_by_axes(built.step.cost(built.batch)), built.layouts.mesh, target)
+    traffic = expected_traffic(built.step.cost(built.batch), built.layouts.mesh)
     return RunPlan(
         **common,
-        state=state,
+        state=state_bytes(built),
         traffic=traffic,
         step_seconds=_bound(built, common, traffic),
         peak_bytes=common["analytic"].peak_bytes,
@@ -315,26 +284,6 @@ def _bound(built: Built, common: dict[str, Any], traffic: tuple[Traffic, ...]) -
     flops = common["model_flops"] * RECOMPUTED[built.config.train.remat] / target.size
     moving = sum(each.least_seconds for each in traffic) / EFFICIENCY.network
     return max(flops / (EFFICIENCY.matmul * peak), moving) / (1 - common["bubble"])
-
-
-def _by_axes(lines: Iterable[Collective]) -> list[tuple[Collective, Origin]]:
-    """Returns predicted collectives with their origins."""
-    return [(line, origin_of(line.axes)) for line in lines]
-
-
-def _traffic(lines: Iterable[tuple[Collective, Origin]], mesh: DeviceMesh, target: Target) -> tuple[Traffic, ...]:
-    return tuple(Traffic(**asdict(line), **origin._asdict(), **_exchange(line, mesh, target)) for line, origin in lines)
-
-
-def _exchange(line: Collective, mesh: DeviceMesh, target: Target) -> dict[str, Any]:
-    """Returns the link of a line of traffic, and its time at the peak of that link."""
-    numbers = np.arange(mesh.size).reshape(mesh.shape)  # a mesh of a target has its devices in order
-    last = [mesh.axis_names.index(axis) for axis in line.axes]
-    groups = np.moveaxis(numbers, last, range(-len(last), 0)).reshape(-1, *(mesh.shape[axis] for axis in last))
-    devices = groups.reshape(len(groups), -1)
-    crosses = not target.shape and bool((devices // target.gpus != devices[:, :1] // target.gpus).any())
-    seconds = collective_seconds(line.kind, line.bytes, devices.tolist(), target, PEAK)
-    return {"link": "network" if crosses else "host", "least_seconds": seconds}
 
 
 def _memory_lines(plan: RunPlan) -> Iterator[str]:

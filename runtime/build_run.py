@@ -110,7 +110,7 @@ def build(
         UserError: Something else does not fit (LayoutError for the layouts); nothing was started.
         BadDataError: Data in memory holds a value that the model does not accept.
     """
-    splits = splits or open_splits(config.data, config.run.search_path)
+    splits = splits or open_splits(config.data, config.run.search_path, config.train.global_batch)
     model = freeze(model or configured_model(config, splits), config.optimizer.freeze)
     check_splits(splits, model_limits(config.model, splits.vocabulary))
     available = len(devices) if devices else jax.device_count()  # not earlier: errors above need no device

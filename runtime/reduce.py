@@ -70,7 +70,7 @@ def reduce_config(config: Config, precision: Precision, devices: list[str]) -> R
     inside = prod(size for axis, size in sizes.items() if axis not in _row_axes())
     length = min(config.data.length, -(-MIN_LENGTH // (2 * inside)) * 2 * inside)
     data, folders = replace(config.data, length=length), config.run.search_path
-    splits = open_splits(data, folders)
+    splits = open_splits(data, folders, config.train.global_batch)
     original = build(config, splits=splits, devices=devices)
     given = Reduced(replace(config, precision=precision), splits)
     config = replace(given.config, data=data) if splits.vocabulary else given.config
@@ -84,7 +84,7 @@ def reduce_config(config: Config, precision: Precision, devices: list[str]) -> R
             candidate = candidate._replace(config=replace(candidate.config, strategy=strategy))
             if _works(candidate, devices):
                 return candidate._replace(changes=_changes(given, candidate))
-    return Reduced(given.config, open_splits(given.config.data, folders))
+    return Reduced(given.config, open_splits(given.config.data, folders, given.config.train.global_batch))
 
 
 def _works(candidate: Reduced, devices: list[str]) -> bool:

@@ -56,7 +56,7 @@ def verify_config(
     precision = replace(config.precision, **dtypes, loss_scale=config.precision.scaling)
     with x64(precision), quick_compilation():
         if full:
-            splits = open_splits(config.data, config.run.search_path)
+            splits = open_splits(config.data, config.run.search_path, config.train.global_batch)
             reduced = Reduced(replace(config, precision=precision), splits, {})
         else:
             reduced = reduce_config(config, precision, devices)

@@ -25,7 +25,7 @@ MAX_CODE_LINES = {
     "training": 2500,
     "configs": 1520,
     "runtime": 3510,
-    "planning": 2060,
+    "planning": 2040,
     "report": 1140,
     "launch": 3780,
     "spmdkit": 120,

@@ -1,5 +1,7 @@
 """Generated data: noisy images of the ten digits, 8 x 8 pixels, at random places; rows of random tokens."""
 
+from math import ceil
+
 import numpy as np
 
 from ..config import DataConfig
@@ -93,19 +95,20 @@ class SyntheticTokens:
         return {"inputs": ids[:-1], "targets": ids[1:], "weights": np.ones(self._length, np.float32)}
 
 
-def synthetic_tokens(config: DataConfig) -> Splits:
+def synthetic_tokens(config: DataConfig, batch: int = 1) -> Splits:
     """Returns rows of random tokens, see `SyntheticTokens`.
 
     Args:
         config: `length`, `eval_fraction`, and `vocabulary` (0: 256).
+        batch: Rows of a training batch; if 8,192 rows do not have as many for training, there are more.
 
     Returns:
         The splits, the same for the same arguments.
     """
     length, vocabulary = config.length, config.vocabulary or 256
-    count = TOKEN_ROWS - round(TOKEN_ROWS * config.eval_fraction)
-    parts = [(0, count), (count, TOKEN_ROWS - count)][: 2 if count < TOKEN_ROWS else 1]
+    total = max(TOKEN_ROWS, ceil(batch / (1 - config.eval_fraction)))
+    count = total - round(total * config.eval_fraction)
+    parts = [(0, count), (count, total - count)][: 2 if count < total else 1]
     sources = [SyntheticTokens(first, rows, length, vocabulary) for first, rows in parts]
-    description = f"synthetic_tokens: {TOKEN_ROWS:,} rows of {length:,} random tokens, vocabulary {vocabulary:,}"
-    content = fingerprint([], "synthetic_tokens", count, length, vocabulary)
-    return splits_of(sources, vocabulary, description, content)
+    description = f"synthetic_tokens: {total:,} rows of {length:,} random tokens, vocabulary {vocabulary:,}"
+    return splits_of(sources, vocabulary, description, fingerprint([], "synthetic_tokens", count, length, vocabulary))

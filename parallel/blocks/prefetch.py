@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ...layouts.paths import join
-from ...mesh.compat import varying_axes
+from ...mesh.compat import own_source_lines, varying_axes
 from ...mesh.errors import raise_problems
 from ...mesh.keys import key_of
 from ..data import make_varying, reduce_gradients, reduces_in_backward
@@ -105,7 +105,7 @@ def run_stack(forward: Callable[..., Any], backward: Callable[..., Any], *argume
     def run(*arguments: Any) -> Any:
         return forward(*arguments)[0]
 
-    run.defvjp(forward, backward)
+    run.defvjp(forward, own_source_lines()(backward))
     return run(*arguments)
 
 

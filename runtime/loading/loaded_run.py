@@ -163,7 +163,7 @@ class LoadedRun:
             UserError: The data is missing, or does not fit the model.
             BadDataError: A value in it is not allowed.
         """
-        splits = open_splits(self.config.data, self.config.run.search_path)
+        splits = open_splits(self.config.data, self.config.run.search_path, self.config.train.global_batch)
         check_splits(splits, self._limits)  # the model's limits: other data may contain other ids
         changed = changed_data(self.folder, splits) if self._own_data else ""
         if changed:

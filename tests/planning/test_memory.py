@@ -6,9 +6,8 @@ import pytest
 from jax import lax
 from spmdkit.configs import load_config
 from spmdkit.mesh import targets
-from spmdkit.planning.memory import _changes, analytic_memory
+from spmdkit.planning.memory import _changes, analytic_memory, peak_of
 from spmdkit.planning.run_plan import plan_run
-from spmdkit.planning.traced_memory import peak_of
 from spmdkit.runtime.build_run import build
 
 from spmdkit import list_devices
@@ -75,8 +74,35 @@ def test_loops_compute_late_what_the_next_turn_only_sends(waits, arrays):
     assert peak_of(whole.jaxpr.eqns[0].params["jaxpr"], 2)["temporaries"] == arrays * SIZE
 
 
+def test_zeros_of_one_size_are_made_together():
+    """Those of the second loop are in memory during the first one."""
+
+    def program(x):
+        first = jnp.sum(lax.fori_loop(0, 5, lambda _, carry: carry + x, jnp.zeros_like(x)))
+        return lax.fori_loop(0, 5, lambda _, carry: carry * first, jnp.zeros_like(x))
+
+    assert peak_of(jax.make_jaxpr(program)(X).jaxpr).total() // SIZE == 2
+
+
+@pytest.mark.parametrize(("dim", "copied"), [(0, 0), (1, 4)])
+def test_inputs_whose_slices_are_gathered_inside_other_dims_are_copied(dim, copied):
+    """A stack of 4 arrays, each of which a loop gathers over 2 devices."""
+
+    def program(stack):
+        def turn(carry, index):
+            return carry + jnp.sum(lax.all_gather(stack[index], "fsdp", axis=dim, tiled=True) @ jnp.ones((20, 1))), None
+
+        return lax.scan(turn, jnp.zeros(()), jnp.arange(4))[0]
+
+    mesh, stack = jax.sharding.AbstractMesh((2,), ("fsdp",)), jax.ShapeDtypeStruct((4, 20, 20), jnp.float32)
+    spec = jax.P(None, *[None] * dim, "fsdp")
+    mapped = jax.shard_map(program, mesh=mesh, in_specs=spec, out_specs=jax.P(), check_vma=False)
+    peak = peak_of(jax.make_jaxpr(mapped)(stack).jaxpr.eqns[0].params["jaxpr"])
+    assert peak["communication"] == (1 + dim) * 4 * SIZE + copied * 2 * SIZE
+
+
 def test_gathers_inside_other_dims_take_their_bytes_twice():
-    """They arrive with the gathered dim outermost, and are copied to the layout of a product."""
+    """They arrive with the gathered dim outermost, and are copied to the layout of a product; so is their input."""
     mesh = jax.sharding.AbstractMesh((2,), ("fsdp",))
     for dim, copies in ((0, 1), (1, 2)):
 
@@ -87,7 +113,7 @@ def test_gathers_inside_other_dims_take_their_bytes_twice():
         spec = jax.P(*[None] * dim, "fsdp")
         program = jax.make_jaxpr(jax.shard_map(gathered, mesh=mesh, in_specs=spec, out_specs=jax.P("fsdp")))(X)
         peak = peak_of(program.jaxpr.eqns[0].params["jaxpr"])
-        assert peak["communication"] == copies * SIZE
+        assert peak["communication"] == copies * SIZE + dim * SIZE // 2
 
 
 SMALL = "model.layers=8 model.width=512 data.length=512 train.global_batch=32 precision.compute=bfloat16"

@@ -103,6 +103,12 @@ def test_one_group_across_hosts_is_enough_for_the_network(without_compiler, card
     assert gathers.least_seconds > gathers.bytes * 2 / 3 / 8e9
 
 
+def test_generated_tokens_have_enough_rows_for_every_device(without_compiler):
+    rows = ["data.source=synthetic_tokens", "train.global_batch=8192", "strategy={data: 1024, fsdp: 8}"]
+    found = planned("h100:1024x8", *rows)
+    assert (found.target.size, found.tokens) == (8192, 32)
+
+
 def test_tpus_exchange_over_the_links_of_the_slice(without_compiler):
     """8 chips of a 2 x 2 x 2 slice have 3 links of 100 GB/s each; fsdp 4 spans a square, with 2 of them."""
     whole = planned("v5p:2x2x2", "strategy={fsdp: {size: 8, floor_bytes: 0}}")

@@ -1,5 +1,6 @@
 """The origin of the collectives of a compiled step: strategy and source line."""
 
+import re
 from collections import Counter
 
 import pytest
@@ -9,7 +10,7 @@ from spmdkit.mesh.targets import parse_target
 from spmdkit.parallel.collectives import Collective, merge
 from spmdkit.planning.run_plan import plan_run
 from spmdkit.planning.timeline import simulate
-from spmdkit.planning.traffic import PACKAGE, Origin, find_traffic
+from spmdkit.planning.traffic import PACKAGE, _source_lines, find_traffic
 from spmdkit.runtime.build_run import build
 from spmdkit.runtime.explain import explain_built
 
@@ -20,6 +21,8 @@ PROGRAM = f"""HloModule step, is_scheduled=true
 FileNames
 1 "{PACKAGE}/parallel/fsdp.py"
 2 "/home/me/my_model.py"
+3 "{PACKAGE}/parallel/collectives.py"
+4 "{PACKAGE}/parallel/xla/ring_hop.py"
 
 FunctionNames
 1 "gather"
@@ -27,10 +30,15 @@ FunctionNames
 FileLocations
 1 {{file_name_id=1 function_name_id=1 line=139 end_line=139 column=1 end_column=2}}
 2 {{file_name_id=2 function_name_id=1 line=17 end_line=17 column=1 end_column=2}}
+3 {{file_name_id=3 function_name_id=1 line=187 end_line=187 column=1 end_column=2}}
+4 {{file_name_id=4 function_name_id=1 line=40 end_line=40 column=1 end_column=2}}
 
 StackFrames
-4 {{file_location_id=1 parent_frame_id=5}}
-5 {{file_location_id=2 parent_frame_id=5}}
+1 {{file_location_id=2 parent_frame_id=1}}
+2 {{file_location_id=1 parent_frame_id=2}}
+3 {{file_location_id=3 parent_frame_id=3}}
+4 {{file_location_id=4 parent_frame_id=4}}
+5 {{file_location_id=3 parent_frame_id=2}}
 
 %body (x: f32[4]) -> f32[4] {{
   %p = f32[4] parameter(0)
@@ -52,11 +60,23 @@ def test_collectives_have_their_strategy_and_source_line():
     target = parse_target("h100:1x8")
     mesh = DeviceMesh((2, 4), ("data", "fsdp"), list_devices(target="h100:1x8"))
     found = find_traffic(PROGRAM, simulate(PROGRAM, target), mesh)
-    assert found == [
-        (Collective("all-gather", ("fsdp",), 3, 3 * 64), Origin("fsdp", "parallel/fsdp.py:139")),
-        (Collective("all-reduce", ("data",), 1, 16), Origin("data", "")),
-        (Collective("all-reduce", ("data",), 1, 16), Origin("data", "my_model.py:17")),
+    assert [(each.kind, each.axes, each.count, each.bytes, each.strategy, each.source) for each in found] == [
+        ("all-gather", ("fsdp",), 3, 3 * 64, "fsdp", "parallel/fsdp.py:139"),
+        ("all-reduce", ("data",), 1, 16, "data", ""),
+        ("all-reduce", ("data",), 1, 16, "data", "my_model.py:17"),
     ]
+
+
+@pytest.mark.parametrize("remat", ["none", pytest.param("full", marks=pytest.mark.slow)])
+def test_collectives_of_fsdp_have_lines_of_its_file(remat):
+    """In forward and in backward, also of blocks that are gathered in advance."""
+    config = load_config("fsdp", ["model.layers=4", "strategy.fsdp={size: 8, prefetch: 1}", f"train.remat={remat}"])
+    built = build(config)
+    program = built.step.lower(built.batch).as_text("hlo", debug_info=True)
+    lines = _source_lines(program)
+    found = re.findall(r" (all-gather|reduce-scatter)\(.*\bstack_frame_id=(\d+)", program)
+    files = {(kind, lines[frame].rpartition(":")[0]) for kind, frame in found}
+    assert files == {(kind, f"{PACKAGE}/parallel/fsdp.py") for kind in ("all-gather", "reduce-scatter")}
 
 
 @pytest.mark.targets

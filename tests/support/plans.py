@@ -2,9 +2,10 @@
 
 from spmdkit.mesh.targets import parse_target
 from spmdkit.planning.memory import AnalyticMemory
-from spmdkit.planning.run_plan import RunPlan, Traffic
+from spmdkit.planning.run_plan import RunPlan
 from spmdkit.planning.timeline import Timeline
 from spmdkit.planning.trace import COMPUTE, NETWORK, Event
+from spmdkit.planning.traffic import Traffic
 
 ALTERNATIVES = [
     {

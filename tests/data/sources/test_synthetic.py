@@ -67,6 +67,17 @@ def test_tokens_are_a_function_of_the_row():
         splits.train[6144]
 
 
+@pytest.mark.parametrize("fraction", [0.0, 0.05, 0.5])
+def test_tokens_have_a_row_for_each_row_of_a_batch(fraction):
+    config = DataConfig(source="synthetic_tokens", eval_fraction=fraction)
+    default, large = open_splits(config), open_splits(config, batch=20_000)
+    assert len(large.train) >= 20_000
+    assert bool(large.evaluation) == bool(fraction)
+    np.testing.assert_equal(large.train[0], default.train[0])
+    fitting = open_splits(config, batch=len(default.train))
+    assert (fitting.fingerprint, len(fitting.train)) == (default.fingerprint, len(default.train))
+
+
 def test_tokens_have_a_default_vocabulary_and_may_go_without_evaluation():
     splits = open_splits(DataConfig(source="synthetic_tokens", eval_fraction=0))
     assert (splits.vocabulary, splits.evaluation) == (256, None)

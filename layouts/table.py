@@ -108,6 +108,11 @@ class LayoutTable:
         """ShapeDtypeStructs without shardings, as a pytree like the arrays."""
         return self._tree(jax.ShapeDtypeStruct(row.shape, row.dtype) for row in self.rows)
 
+    def sharded_arrays(self, *, abstract: bool) -> Any:
+        """Returns the ShapeDtypeStructs with shardings, as a tree; `abstract`: on a mesh without devices."""
+        shardings = self.shardings(abstract)
+        return jax.tree.map(lambda leaf, sharding: leaf.update(sharding=sharding), self.abstract_arrays, shardings)
+
     @property
     def bytes_per_device(self) -> int:
         """Bytes of all arrays together that each device holds."""

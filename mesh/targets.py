@@ -255,8 +255,7 @@ def target_devices(text: str) -> Mapping[str, Device]:
         raise UserError(
             f"target {text!r}: JAX's {compiler} compiler cannot describe it: {first_line(error)}"
         ) from error
-    ordered = sorted(devices, key=lambda device: device.id)
-    return dict(zip(target.device_names(), ordered, strict=True))
+    return dict(zip(target.device_names(), sorted(devices, key=lambda device: device.id), strict=True))
 
 
 def _describe_topology(target: Target) -> Any:

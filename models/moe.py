@@ -24,7 +24,7 @@ first); Fedus et al. 2021, "Switch Transformers", section 2.2 (auxiliary loss); 
 3.3 (z-loss).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import Annotated, NamedTuple
@@ -62,17 +62,17 @@ class MoEConfig(TransformerConfig):
     z_loss: Annotated[float, Ge(0)] = 0.001
     """Weight, in training, of the squared log of the router's normalizer in each block; keeps its logits small."""
 
-    def problems(self) -> list[str]:
-        """Returns the problems of options with each other."""
-        problems = super().problems() + [
-            f"model.{name}={getattr(self, name)} is only for the transformer: experts are swiglu, without biases, "
-            "after an RMSNorm. Leave it out, or set model.name to transformer."
-            for name, only in {"mlp": "swiglu", "mlp_bias": False, "norm": "rms"}.items()
-            if getattr(self, name) != only
-        ]
+    def problems(self) -> Iterator[str]:
+        """Yields the problems of options with each other."""
+        yield from super().problems()
+        for name, only in {"mlp": "swiglu", "mlp_bias": False, "norm": "rms"}.items():
+            if getattr(self, name) != only:
+                yield (
+                    f"model.{name}={getattr(self, name)} is only for the transformer: experts are swiglu, without "
+                    "biases, after an RMSNorm. Leave it out, or set model.name to transformer."
+                )
         if self.top_k > self.experts:
-            problems.append(f"model.top_k={self.top_k} must be at most model.experts={self.experts}.")
-        return problems
+            yield f"model.top_k={self.top_k} must be at most model.experts={self.experts}."
 
     def capacity(self, length: int) -> int:
         """Returns the positions of a row of this length that one expert takes."""

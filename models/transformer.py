@@ -101,7 +101,7 @@ class Transformer(SplitTransformer):
             flops_of_length=config.flops_of_length,
             parallelize=lambda parallel: type(self)(config, parallel).model(name),
             rules=self.rules,
-            traffic=self.traffic if self.parallel.splits_positions or self.parallel.expert.size > 1 else None,
+            traffic=self.traffic if self.parallel.splits_anything else None,
         )
 
     def init(self, key: Array) -> dict[str, Params]:
@@ -180,8 +180,7 @@ class Transformer(SplitTransformer):
     def block(self, params: Params, x: Hidden, key: Array | None) -> Hidden:
         """Adds attention, then the MLP, to the residual stream."""
         for name, half in (("attention", self._attention), ("mlp", self._mlp)):
-            normed_BlD = self._norm(x["hidden"], params[name])
-            change_BlD, x = half(params[name], normed_BlD, x)
+            change_BlD, x = half(params[name], self._norm(x["hidden"], params[name]), x)
             change_BlD = name_output(change_BlD, f"blocks/{name}/output")
             x = {**x, "hidden": x["hidden"] + self._dropout(change_BlD, x, key, name)}
         return x

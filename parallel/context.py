@@ -41,7 +41,7 @@ al. 2023, "Striped Attention", section 3 (balancing a causal ring); Llama team 2
 section 3.3.2 (balancing by chunks r and 2 N - 1 - r); Jacobs et al. 2023, "DeepSpeed Ulysses", section 3 (all-to-all).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import gcd
 from typing import Any, Literal, NamedTuple
@@ -77,8 +77,7 @@ class ContextConfig:
 
 OPTIONS = ContextConfig
 SPLITS = ("work",)
-layout = splits_nothing
-update_layout = splits_nothing
+layout = update_layout = splits_nothing
 used_layout = as_stored
 begin = finish = unchanged
 reduce = summed_elsewhere
@@ -129,7 +128,7 @@ def local_positions(length: int, config: ContextConfig) -> Array:
     return jnp.concatenate([chunk * num_positions + within for chunk in chunks_of(lax.axis_index(AXIS), config)])
 
 
-def size_problems(config: ContextConfig, length: int, heads: int) -> list[str]:
+def size_problems(config: ContextConfig, length: int, heads: int) -> Iterator[str]:
     """Checks a model's sizes for this strategy.
 
     Args:
@@ -137,26 +136,25 @@ def size_problems(config: ContextConfig, length: int, heads: int) -> list[str]:
         length: The number of positions in a whole row.
         heads: The number of query heads on one device, after `tensor` has split them.
 
-    Returns:
+    Yields:
         Error messages with the config keys.
     """
-    size, problems = config.size, []
+    size = config.size
     if size == 1:
-        return problems
+        return
     if length % config.num_chunks:
-        problems.append(
+        yield (
             f"data.length={length} cannot be split over strategy.context={size}: attention={config.attention} splits a "
             f"row into {config.num_chunks} equal pieces, and {length} % {config.num_chunks} = "
             f"{length % config.num_chunks}. Set data.length to a multiple of {config.num_chunks}, or lower "
             "strategy.context."
         )
     if METHODS[config.attention].splits_heads and heads % size:
-        problems.append(
+        yield (
             f"model.heads: {heads} heads on one device cannot be split over strategy.context={size} with "
             f"attention={config.attention}: {heads} % {size} = {heads % size}. Set strategy.context to a divisor of "
             f"{heads}, or strategy.context.attention to ring."
         )
-    return problems
 
 
 def traffic(

@@ -8,6 +8,7 @@ Syntax, for the MLP of a block with rows B, positions L and the axis `columns` o
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +35,7 @@ class ColumnsConfig:
 
 OPTIONS = ColumnsConfig
 SPLITS = ("parameters", "work")
-layout = split_by_model(AXIS)
+layout = partial(split_by_model, AXIS)
 update_layout = splits_nothing
 used_layout = as_stored
 begin = finish = unchanged

@@ -17,7 +17,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
-import jax
 import numpy as np
 import yaml
 from jax.experimental import topologies
@@ -25,7 +24,7 @@ from pydantic import ConfigDict, PositiveFloat, PositiveInt, StringConstraints, 
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic_core import ErrorDetails
 
-from .compat import Device, answer_cudnn_checks, jax_settings
+from .compat import Device, answer_cudnn_checks, jax_option
 from .errors import UserError, first_line, unknown_name
 
 CARDS = Path(__file__).parent / "cards"
@@ -221,13 +220,9 @@ def compiling_for(target: Target | None) -> Iterator[None]:
     if target is None:
         yield
         return
-    before = jax_settings()["jax_persistent_cache_min_compile_time_secs"]
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
-    try:
-        with answer_cudnn_checks(getattr(target.card, "compute_capability", "0.0"), CUDNN_VERSION):
-            yield
-    finally:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
+    checks = answer_cudnn_checks(getattr(target.card, "compute_capability", "0.0"), CUDNN_VERSION)
+    with jax_option("jax_persistent_cache_min_compile_time_secs", math.inf), checks:
+        yield
 
 
 def has_compiler(target: Target) -> bool:

@@ -64,16 +64,9 @@ def generate(
     _check_tokens(model, params, start, window)
     text = np.zeros((window + length,), np.int32)
     text[: len(start)] = start
-    new_tokens = _continue(
-        params,
-        text,
-        np.int32(len(start)),
-        np.float32(temperature),
-        np.uint32(seed),
-        predict=predict,
-        window=window,
-        replicated=_replicated(params),
-    )
+    numbers = np.int32(len(start)), np.float32(temperature), np.uint32(seed)
+    static: Any = {"predict": predict, "window": window, "replicated": _replicated(params)}
+    new_tokens = _continue(params, text, *numbers, **static)
     return tokens + np.asarray(new_tokens).tolist()
 
 

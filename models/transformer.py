@@ -217,15 +217,8 @@ class Transformer(SplitTransformer):
         if context.size == 1:
             return attention(query_BLhK, key_BLgK, value_BLgK, segment_BL)
         implementation = "xla" if attention is causal_attention else self.config.attention
-        return ATTENTION[context.attention](
-            query_BLhK,
-            key_BLgK,
-            value_BLgK,
-            attend=attention,
-            implementation=implementation,
-            config=context,
-            segment_BL=segment_BL,
-        )
+        options = {"attend": attention, "implementation": implementation, "config": context, "segment_BL": segment_BL}
+        return ATTENTION[context.attention](query_BLhK, key_BLgK, value_BLgK, **options)
 
     def _mlp(self, params: Params, x_BlD: Array, x: Hidden) -> tuple[Array, Hidden]:
         names, between = self._inward, _swiglu if self.config.mlp == "swiglu" else _gelu
@@ -329,6 +322,4 @@ def _swiglu(gate_BLF: Array, up_BLF: Array) -> Array:
     return jax.nn.silu(gate_BLF) * up_BLF
 
 
-@layers.recompute
-def _gelu(up_BLF: Array) -> Array:
-    return jax.nn.gelu(up_BLF, approximate=True)
+_gelu = layers.recompute(functools.partial(jax.nn.gelu, approximate=True))

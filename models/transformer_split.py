@@ -112,18 +112,11 @@ class SplitTransformer:
 
     def attention_traffic(self, rows: int, length: int, dtype: str, platform: str) -> Traffic:
         """Returns the traffic of the first half of a block: attention, with a gather and a scatter of the positions."""
-        size, kv_heads = self.parallel.tensor.size, self.config.num_kv_heads
-        rule = tensor.key_value_rule(self.parallel.tensor, kv_heads)
-        moved = context.traffic(
-            self.parallel.context,
-            rows=rows,
-            length=length,
-            heads=self.config.heads // size,
-            kv_heads={"split": kv_heads // size, "one": 1, "per query": self.config.heads // size}[rule],
-            head_size=self.config.head_size,
-            dtype=dtype,
-            platform=platform,
-        )
+        split, size, kv_heads = self.parallel.context, self.parallel.tensor.size, self.config.num_kv_heads
+        rule, heads = tensor.key_value_rule(self.parallel.tensor, kv_heads), self.config.heads // size
+        held = {"split": kv_heads // size, "one": 1, "per query": heads}[rule]
+        head = rows * length // split.size * self.config.head_size
+        moved = context.traffic(split, head=head, heads=heads, kv_heads=held, dtype=dtype, platform=platform)
         around = self.around_products(self.residual_bytes(rows, length, dtype, platform))
         attention = (*around, *moved.forward)
         return Traffic(attention, (*around, *moved.backward), attention)

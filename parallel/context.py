@@ -157,34 +157,21 @@ def size_problems(config: ContextConfig, length: int, heads: int) -> Iterator[st
         )
 
 
-def traffic(
-    config: ContextConfig,
-    *,
-    rows: int,
-    length: int,
-    heads: int,
-    kv_heads: int,
-    head_size: int,
-    dtype: Any,
-    platform: str,
-) -> Traffic:
+def traffic(config: ContextConfig, *, head: int, heads: int, kv_heads: int, dtype: Any, platform: str) -> Traffic:
     """Returns the traffic of one call of attention.
 
     Args:
         config: The strategy's options, with a positive size.
-        rows: B, the number of rows on one device.
-        length: L, the number of positions in a whole row.
+        head: The number of elements of one head, for all rows and positions of one device.
         heads: H, the number of query heads on one device.
         kv_heads: G, the number of key-value heads on one device.
-        head_size: K, the width of a head.
         dtype: The compute dtype.
         platform: The platform of the step, which determines the bytes of 16-bit numbers, see `wire_bytes`.
     """
     if config.size == 1:
         return Traffic()
-    elements = rows * length // config.size * head_size  # of one head
     width, wide = wire_bytes(dtype, platform), jnp.promote_types(dtype, jnp.float32).itemsize
-    return METHODS[config.attention].traffic(config, elements * heads, elements, kv_heads, width, wide)
+    return METHODS[config.attention].traffic(config, head * heads, head, kv_heads, width, wide)
 
 
 def _ring_traffic(config: ContextConfig, query: int, head: int, kv_heads: int, width: int, wide: int) -> Traffic:

@@ -39,6 +39,9 @@ from .gradients import norm_cost
 from .manual_axes import UncheckedStep, over_manual_axes
 from .state import abstract_model_state
 
+COUNTED = ("embed", "embed_backward", "forward", "recompute", "backward_input", "backward_weight", "head_backward")
+"""The parts of a tick whose turns are the first fields of `CallCounts`, in order."""
+
 
 def step_cost(
     model: Model | BlockModel,
@@ -223,15 +226,5 @@ def count_calls(model: Model | BlockModel, accumulate: int, timetable: Timetable
         for reads, part in ((model.embed_reads, "embed_backward"), (model.head_reads, "head_backward")):
             for name in reads:
                 groups[name] = groups.get(name, 0) + turns[part] * accumulate
-    return CallCounts(
-        embed=turns["embed"] * accumulate,
-        embed_backward=turns["embed_backward"] * accumulate,
-        block=turns["forward"] * accumulate,
-        block_again=turns["recompute"] * accumulate,
-        block_backward=turns["backward_input"] * accumulate,
-        block_weight=turns["backward_weight"] * accumulate,
-        head=turns["head_backward"] * accumulate,
-        rows=blocks,
-        group_gradients=groups,
-        others=accumulate,
-    )
+    calls = (turns[part] * accumulate for part in COUNTED)
+    return CallCounts(*calls, rows=blocks, group_gradients=groups, others=accumulate)

@@ -23,7 +23,7 @@ at once; otherwise they agree on the next step that none of them has started (`G
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -60,15 +60,9 @@ class Requests:
 
     def __or__(self, other: "Requests") -> "Requests":
         """Combines both: of two ends the first wins, of two factors of one part the last."""
-        first = self if self.end else other
-        return Requests(
-            end=first.end,
-            reason=first.reason,
-            evaluate=self.evaluate or other.evaluate,
-            save=self.save or other.save,
-            factor=self.factor * other.factor,
-            parts={**self.parts, **other.parts},
-        )
+        first, evaluate, save = self if self.end else other, self.evaluate or other.evaluate, self.save or other.save
+        factor, parts = self.factor * other.factor, {**self.parts, **other.parts}
+        return replace(first, evaluate=evaluate, save=save, factor=factor, parts=parts)
 
     def __bool__(self) -> bool:
         return self != Requests()

@@ -150,12 +150,7 @@ def plateau(
 
 
 SCHEDULES: dict[str, Callable[..., optax.Schedule]] = {
-    "constant": constant,
-    "cosine": cosine,
-    "warmup_cosine": warmup_cosine,
-    "linear": linear,
-    "wsd": wsd,
-    "plateau": plateau,
+    each.__name__: each for each in (constant, cosine, warmup_cosine, linear, wsd, plateau)
 }
 """Name -> function of (peak, num_steps, options)."""
 

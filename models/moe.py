@@ -1,4 +1,4 @@
-"""A decoder-only transformer whose MLPs are mixtures of experts: `transformer.py` with the second half of a block here.
+"""A decoder-only transformer with mixtures of experts as MLPs: `transformer.py` with the second half of a block here.
 
 Letters: as in `transformer.py`, and E experts, e of them on one device, k selected by each position, N = B * L
 positions on one device, M places of a buffer. The parameters of a block's second half:
@@ -48,7 +48,7 @@ from .transformer_split import Rules
 
 @dataclass(frozen=True, kw_only=True)
 class MoEConfig(TransformerConfig):
-    """A transformer whose MLPs are mixtures of experts; `mlp_width` is the width of one expert."""
+    """A transformer with mixtures of experts as MLPs; `mlp_width` is the width of one expert."""
 
     experts: Positive = 8
     """Experts in each block, all of `mlp_width`."""

@@ -20,7 +20,7 @@ Rules = dict[str, tuple[str | None, ...]]
 
 @dataclass(frozen=True)
 class SplitTransformer:
-    """A transformer whose work is split over a mesh.
+    """A transformer with its work split over a mesh.
 
     Attributes:
         config: Sizes and options, with vocabulary and length.

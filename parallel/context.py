@@ -43,13 +43,14 @@ section 3.3.2 (balancing by chunks r and 2 N - 1 - r); Jacobs et al. 2023, "Deep
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import gcd
 from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .collectives import Collective, StepCounts, Traffic, wire_bytes
+from .collectives import Collective, Traffic, own_collectives, wire_bytes
 from .options import check_options
 from .plan import ShardingPlan, as_stored, splits_nothing, summed_elsewhere, unchanged
 
@@ -81,6 +82,7 @@ layout = update_layout = splits_nothing
 used_layout = as_stored
 begin = finish = unchanged
 reduce = summed_elsewhere
+cost = partial(own_collectives, AXIS)
 
 
 def check(plan: ShardingPlan) -> list[str]:
@@ -91,11 +93,6 @@ def check(plan: ShardingPlan) -> list[str]:
         f"strategy.context={plan.mesh_size(AXIS)}: model {plan.model_name!r} cannot split the positions of a row. Use "
         "a model with `parallelize`, such as the transformer, or give the devices to strategy.data or fsdp."
     ]
-
-
-def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
-    """Returns the model's own collectives over the axis in one step."""
-    return counts.own_over(AXIS)
 
 
 def chunks_of(rank: Any, config: ContextConfig) -> tuple[Any, ...]:

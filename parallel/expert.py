@@ -49,9 +49,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .collectives import Collective, StepCounts, Traffic, wire_bytes
+from .collectives import Collective, Traffic, own_collectives, wire_bytes
 from .options import check_options
-from .plan import ShardingPlan, as_stored, no_problems, split_by_model, splits_nothing, summed_elsewhere, unchanged
+from .plan import as_stored, no_problems, split_by_model, splits_nothing, summed_elsewhere, unchanged
 
 AXIS = "expert"
 MIN_BLOCK, MAX_BLOCK = 8, 512
@@ -76,11 +76,7 @@ used_layout = as_stored
 begin = finish = unchanged
 reduce = summed_elsewhere
 check = no_problems
-
-
-def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
-    """Returns the model's own collectives over the axis in one step."""
-    return counts.own_over(AXIS)
+cost = partial(own_collectives, AXIS)
 
 
 def size_problems(config: ExpertConfig, experts: int) -> Iterator[str]:

@@ -242,7 +242,7 @@ class Reduced(NamedTuple):
         scalars: Local sums: of the loss, of the weights, of the squares of complete gradients.
         errors: The errors of compression from the previous step (`compression.Errors`), or ().
         scale: The factor of the loss, and therefore of the gradients; None for no factor.
-        summed: The groups of parameters whose gradients backward has summed over all axes.
+        summed: The groups of parameters for which backward has summed gradients over all axes.
     """
 
     gradients: Any

@@ -47,9 +47,9 @@ from typing import Literal
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .collectives import Collective, StepCounts
+from .collectives import own_collectives
 from .options import check_options
-from .plan import ShardingPlan, as_stored, no_problems, split_by_model, splits_nothing, summed_elsewhere, unchanged
+from .plan import as_stored, no_problems, split_by_model, splits_nothing, summed_elsewhere, unchanged
 from .xla.collective_matmul import ring_gather_products, ring_product_scatter
 from .xla.product import product
 
@@ -79,11 +79,7 @@ used_layout = as_stored
 begin = finish = unchanged
 reduce = summed_elsewhere
 check = no_problems
-
-
-def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
-    """Returns the model's own collectives over the axis in one step."""
-    return counts.own_over(AXIS)
+cost = partial(own_collectives, AXIS)
 
 
 def gather_products(config: TensorConfig, x_BlD: Array, weights_Df: Sequence[Array]) -> list[Array]:

@@ -40,7 +40,7 @@ from .manual_axes import UncheckedStep, over_manual_axes
 from .state import abstract_model_state
 
 COUNTED = ("embed", "embed_backward", "forward", "recompute", "backward_input", "backward_weight", "head_backward")
-"""The parts of a tick whose turns are the first fields of `CallCounts`, in order."""
+"""The parts of a tick with the turns that `CallCounts` begins with, in order."""
 
 
 def step_cost(
@@ -131,22 +131,20 @@ def _trace_loss(model: Model | BlockModel, plan: ShardingPlan, batch: AbstractBa
     params = abstract_parameters(model, plan.options.precision)
     params = jax.eval_shape(lambda tree: cast_floats(tree, plan.options.precision.compute), params)
     rows, key = _microbatch(plan, batch), jax.eval_shape(lambda: make_key(0))
+    state = abstract_model_state(model, plan.options.precision.params)
 
-    def loss(params: Params, rows: Batch, key: Array) -> Any:
+    def loss(params: Params, rows: Batch, key: Array, state: Any) -> Any:
         if isinstance(model, BlockModel):  # blocks do not change the metrics of the head
             x = model.embed({name: params[name] for name in model.embed_reads}, rows, key)
             if model.parallelize is None:
                 one = jax.tree.map(lambda leaf: leaf[0], params["blocks"])
                 x = model.block(one, x, fold_block(key, jnp.asarray(0)))
             return model.head({name: params[name] for name in model.head_reads}, x, rows, key)
-        state = jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract_model_state(model, plan.options.precision.params)
-        )
         return model.loss(params, rows, key, *((state,) if has_state(model) else ()))
 
     with record_batch_axes() as requests:
         try:
-            found = jax.eval_shape(lambda *given: as_sums(loss(*given)).metrics, params, rows, key)
+            found = jax.eval_shape(lambda *given: as_sums(loss(*given)).metrics, params, rows, key, state)
         except Exception:  # a model that only runs on its mesh
             return 0, False
     return len(jax.tree.leaves(found)), bool(requests) or has_state(model)

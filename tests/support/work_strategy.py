@@ -13,7 +13,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
-from spmdkit.parallel.collectives import Collective, Traffic, wire_bytes
+from spmdkit.parallel.collectives import Collective, Traffic, own_collectives, wire_bytes
 from spmdkit.parallel.options import check_options
 from spmdkit.parallel.plan import as_stored, no_problems, split_by_model, splits_nothing, summed_elsewhere, unchanged
 
@@ -41,11 +41,7 @@ used_layout = as_stored
 begin = finish = unchanged
 reduce = summed_elsewhere
 check = no_problems
-
-
-def cost(plan, counts, platform):
-    """Returns the collectives of the model over the axis."""
-    return counts.own_over(AXIS)
+cost = partial(own_collectives, AXIS)
 
 
 def parallelize(parallel):

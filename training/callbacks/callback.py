@@ -278,7 +278,7 @@ class Callback:
 
 
 class CatalogCallback(Callback):
-    """A callback of the catalog: a dataclass whose fields are its options."""
+    """A callback of the catalog: a dataclass with its options as fields."""
 
     def __post_init__(self) -> None:
         """Checks the types and ranges of the options."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
+from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -161,9 +162,7 @@ class Target:
         assert isinstance(self.card, TpuCard)
         places = np.stack(np.unravel_index(devices, self.shape, order="F"), axis=-1)
         spanned = (places != places[0]).any(axis=0)
-        return sum(
-            2 if size % self.card.wraps == 0 else 1 for size, used in zip(self.shape, spanned, strict=True) if used
-        )
+        return sum(2 if size % self.card.wraps == 0 else 1 for size in compress(self.shape, spanned))
 
 
 @cache

@@ -192,9 +192,7 @@ class Transformer(SplitTransformer):
         if config.attention_bias != "none":
             key, value = (self._own_key_value(params[f"{name}_bias"][None, :])[0] for name in ("key", "value"))
             products = layers.add_biases(products, [params["query_bias"], key, value])
-        query_BLhK, key_BLgK, value_BLgK = (
-            product.reshape(*product.shape[:2], -1, config.head_size) for product in products
-        )
+        query_BLhK, key_BLgK, value_BLgK = (each.reshape(*each.shape[:2], -1, config.head_size) for each in products)
         if config.head_norm:
             query_BLhK = layers.head_norm(query_BLhK, params["query_norm"], config.norm_epsilon)
             key_BLgK = layers.head_norm(key_BLgK, params["key_norm"], config.norm_epsilon)

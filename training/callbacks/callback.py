@@ -23,14 +23,14 @@ at once; otherwise they agree on the next step that none of them has started (`G
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from ...mesh.errors import UserError, raise_problems
 from ...mesh.processes import is_main_process
-from ...parallel.options import validated
+from ...parallel.options import type_problems
 from ...parallel.step.state import TrainState
 from ..run_files import Kind
 
@@ -284,14 +284,7 @@ class CatalogCallback(Callback):
         """Checks the types and ranges of the options."""
         known = [each for each in type(self).__mro__ if each.__module__.startswith(f"{__package__}.")]
         catalog = next(filter(is_dataclass, known), None)  # subclasses of yours may have fields of any type
-        problems = []
-        for each in fields(catalog) if catalog else ():
-            try:
-                key = f"{type(self).__name__}.{each.name}"
-                setattr(self, each.name, validated(each.type, getattr(self, each.name), key))
-            except UserError as error:
-                problems.append(str(error))
-        raise_problems(problems)
+        raise_problems(type_problems(type(self).__name__, self, catalog) if catalog else ())
 
 
 EVENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))

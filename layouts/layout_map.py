@@ -18,8 +18,8 @@ MatchMode = Literal["fullmatch", "search", "first"]
 class LayoutMap(MutableMapping[str, Any]):
     """Layout rules in order: a regular expression for paths, and the layout of the paths that it matches.
 
-    Lookup of a path takes the rule with the path as its key, or else the one rule whose expression matches. Two matches
-    are an error; without a match, the result is None. All other methods (`in`, `len`, iteration, `del`, `pop`,
+    Lookup of a path takes the rule with the path as its key, or else the one rule with an expression that matches. Two
+    matches are an error; without a match, the result is None. All other methods (`in`, `len`, iteration, `del`, `pop`,
     `setdefault`) use the keys as written; `get` is a lookup with a default.
 
     Attributes:

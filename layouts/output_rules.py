@@ -1,6 +1,6 @@
 """Rules for activations: keys that end in "/output", as in Keras."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from .layout_map import LayoutMap
 from .tensor_layout import TensorLayout
@@ -39,32 +39,31 @@ def output_rule_problems(rules: LayoutMap, row_axes: Sequence[str], manual_axes:
     ]
 
 
-def _problems(layout: TensorLayout, row_axes: tuple[str, ...], manual_axes: tuple[str, ...]) -> list[str]:
+def _problems(layout: TensorLayout, row_axes: tuple[str, ...], manual_axes: tuple[str, ...]) -> Iterator[str]:
     gives = f"gives activations the layout {layout}"
     if layout.repeated_axes:
         axes = ", ".join(map(repr, layout.repeated_axes))
-        return [f"{gives}, which uses {axes} twice. An axis can split one dim only."]
-    found = []
+        yield f"{gives}, which uses {axes} twice. An axis can split one dim only."
+        return
     if set(layout.axes_of_dim(0)) & set(row_axes) and layout.axes_of_dim(0)[: len(row_axes)] != row_axes:
         rows = row_axes[0] if len(row_axes) == 1 else f"[{', '.join(row_axes)}]"
-        found.append(
+        yield (
             f"{gives}, but their dim 0 are the rows of the batch, which are split over {rows}. Begin dim 0 with "
             f"{rows}, or write null there, which keeps the layout of the rows."
         )
     for dim in range(len(layout.axes)):
         for axis in layout.axes_of_dim(dim):
             if axis in row_axes and dim:
-                found.append(
+                yield (
                     f"{gives}, but {axis!r} splits the rows of the batch, which are dim 0, and cannot split dim {dim} "
                     f"too. Leave it out of dim {dim} in this rule of layouts.rules."
                 )
             elif axis in manual_axes and axis not in row_axes:
                 leave = " (strategy.tensor.explicit=false leaves it to XLA)" if axis == "tensor" else ""
-                found.append(
+                yield (
                     f"{gives}, but the step itself splits its work over {axis!r}, so its activations have the "
                     f"strategy's layout. Leave {axis} out of this rule in layouts.rules{leave}."
                 )
-    return found
 
 
 def unused_output_rules(rules: LayoutMap, named: Sequence[str], paths: Sequence[str]) -> list[str]:

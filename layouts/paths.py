@@ -52,8 +52,8 @@ def map_with_path(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 
     Args:
         function: Called with the path and the leaf of each tree.
-        tree: The tree whose structure and paths are used.
-        *rest: Trees whose structure begins with that of `tree`.
+        tree: The tree that determines the structure and the paths.
+        *rest: Trees with a structure that begins with that of `tree`.
 
     Returns:
         A tree of the results, structured like `tree`.

@@ -209,16 +209,14 @@ def _problems_of(leaves: Sequence[tuple[str, Any]], choices: Sequence[_Choice]) 
     return [f"{joined_path(paths)!r} {shape} {problem}" for (_, shape, problem), paths in stacks.items()]
 
 
-def _unused_rules(rules: LayoutMap, paths: Sequence[str]) -> list[str]:
+def _unused_rules(rules: LayoutMap, paths: Sequence[str]) -> Iterator[str]:
     matching = {key for path in paths for key in rules.keys_matching(path)}
-    found = []
     for key in rules:
         if key not in matching and not key.endswith(OUTPUT):
             near = problems.nearest_path(key, paths)
             hint = "The model lacks parameters." if near is None else f"The nearest path is {near!r}."
             hint += " The key of a rule for activations ends in /output." if "output" in key else ""
-            found.append(f"Rule {key!r} matches no parameter. {hint} Correct the rule or remove it from layouts.rules.")
-    return found
+            yield f"Rule {key!r} matches no parameter. {hint} Correct the rule or remove it from layouts.rules."
 
 
 def _unused_axes(mesh: DeviceMesh, required_axes: Sequence[str], layouts: Sequence[TensorLayout]) -> list[str]:

@@ -86,11 +86,6 @@ class LayoutTable:
         """The TensorLayouts, as a pytree like the arrays."""
         return self._tree(row.layout for row in self.rows)
 
-    @property
-    def specs(self) -> Any:
-        """The PartitionSpecs, as a pytree like the arrays."""
-        return self._tree(row.layout.spec for row in self.rows)
-
     def shardings(self, abstract: bool = False) -> Any:
         """Returns the NamedShardings, as a pytree like the arrays.
 
@@ -107,6 +102,11 @@ class LayoutTable:
     def abstract_arrays(self) -> Any:
         """ShapeDtypeStructs without shardings, as a pytree like the arrays."""
         return self._tree(jax.ShapeDtypeStruct(row.shape, row.dtype) for row in self.rows)
+
+    def sharded_arrays(self, *, abstract: bool) -> Any:
+        """Returns the ShapeDtypeStructs with shardings, as a tree; `abstract`: on a mesh without devices."""
+        shardings = self.shardings(abstract)
+        return jax.tree.map(lambda leaf, sharding: leaf.update(sharding=sharding), self.abstract_arrays, shardings)
 
     @property
     def bytes_per_device(self) -> int:
@@ -199,8 +199,6 @@ def stack_bytes(stack: Iterable[LayoutRow]) -> int:
 
 def largest(stacks: list[list[LayoutRow]], most: int | None) -> list[list[LayoutRow]]:
     """Returns the `most` stacks with the most bytes, in order; None = all."""
-    if most is None or len(stacks) <= most:
-        return stacks
     by_size = sorted(range(len(stacks)), key=lambda number: -stack_bytes(stacks[number]))
     return [stacks[number] for number in sorted(by_size[:most])]
 

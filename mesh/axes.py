@@ -54,7 +54,7 @@ def axes_across(groups: np.ndarray, axis_names: Sequence[str]) -> tuple[str, ...
         groups: The group (process or host) of each device, shaped like the mesh.
         axis_names: One name per axis.
     """
-    return tuple(name for axis, name in enumerate(axis_names) if np.any(groups != np.take(groups, [0], axis=axis)))
+    return tuple(name for axis, name in enumerate(axis_names) if (groups != np.take(groups, [0], axis=axis)).any())
 
 
 def check_shape(shape: Sequence[int], axis_names: Sequence[str]) -> None:

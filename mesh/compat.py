@@ -30,6 +30,17 @@ def jax_settings() -> dict[str, Any]:
     return dict(jax.config.values)
 
 
+@contextmanager
+def jax_option(name: str, value: Any) -> Iterator[None]:
+    """Changes a setting of `jax.config` within a `with` block."""
+    before = jax_settings()[name]
+    jax.config.update(name, value)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
 def quick_compiler_options() -> dict[str, Any]:
     """Returns compiler options for a program that runs a few times: on CPU, JAX 0.10 has a faster code generator.
 

@@ -177,7 +177,7 @@ class DeviceMesh:
 
     @cached_property
     def axes_across_processes(self) -> tuple[str, ...]:
-        """The axes whose collectives cross processes, or hosts of a target; UserError if a device is unknown here."""
+        """The axes with collectives across processes, or hosts of a target; UserError if a device is unknown here."""
         return axes_across(self._processes, self._axis_names)
 
     @cached_property

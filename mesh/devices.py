@@ -22,10 +22,7 @@ PLATFORM_ALIASES = {"cuda": "gpu", "rocm": "gpu"}
 
 def count_gpus(directory: Path = NVIDIA) -> int:
     """Returns the number of NVIDIA GPUs of this host; 0 without a driver. Does not start JAX."""
-    try:
-        return sum(1 for _ in directory.iterdir())
-    except OSError:
-        return 0
+    return sum(1 for _ in directory.iterdir()) if directory.is_dir() else 0
 
 
 def has_accelerators() -> bool:
@@ -141,5 +138,5 @@ def _normal(name: str) -> str:
     return f"{PLATFORM_ALIASES.get(platform, platform)}:{number}"
 
 
-def _some(names: list[str], limit: int = 4) -> str:
-    return ", ".join(names[:limit]) + (f", ... {names[-1]}" if len(names) > limit else "")
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f", ... {names[-1]}" if len(names) > 4 else "")

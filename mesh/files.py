@@ -1,6 +1,5 @@
 """Absolute paths, and files that are replaced as a whole."""
 
-import errno
 import os
 import shutil
 import stat
@@ -58,9 +57,7 @@ def atomic_write(target: Path) -> Iterator[Path]:
                 with file.open("rb") as opened:
                     os.fsync(opened.fileno())
         check_replaceable(target)
-        if target.is_dir():
-            if not partial.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+        if target.is_dir() and partial.is_dir():
             old = target.with_name(f"{target.name}.old{PARTIAL}")
             _remove(old)
             target.rename(old)

@@ -7,9 +7,14 @@ First parameters and masks are the same on every mesh because threefry gives the
 import jax
 from jax import Array
 
+from .errors import UserError
+
 IMPLEMENTATION = "threefry2x32"
 WORDS = 2
 """uint32 words of a key's raw data."""
+
+MAX_SEED = 2**32 - 1
+"""JAX uses only the lower 32 bits of a seed unless 64-bit types are enabled: larger seeds would repeat keys."""
 
 
 def make_key(seed: int | Array) -> Array:
@@ -20,3 +25,9 @@ def make_key(seed: int | Array) -> Array:
 def key_of(key_data: Array) -> Array:
     """Returns the typed key of raw data, uint32 (..., 2), the result of `jax.random.key_data`."""
     return jax.random.wrap_key_data(key_data, impl=IMPLEMENTATION)
+
+
+def check_seed(seed: int) -> None:
+    """Raises a UserError if a seed is out of range."""
+    if not 0 <= seed <= MAX_SEED:
+        raise UserError(f"seed={seed} must be from 0 to 2**32 - 1 = {MAX_SEED}: random keys use 32 bits of a seed.")

@@ -79,9 +79,7 @@ def known_cause(error: BaseException) -> tuple[int, str] | None:
         return TRY_AGAIN, f"A loader has lost a worker process: {message}. {WORKER_REMEDY}"
     if isinstance(error, ModuleNotFoundError):
         return _missing_module(error)
-    if isinstance(error, OSError):
-        return _file_cause(error)
-    return None
+    return _file_cause(error) if isinstance(error, OSError) else None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
+from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any
 
-import jax
 import numpy as np
 import yaml
 from jax.experimental import topologies
@@ -25,7 +25,7 @@ from pydantic import ConfigDict, PositiveFloat, PositiveInt, StringConstraints, 
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic_core import ErrorDetails
 
-from .compat import Device, answer_cudnn_checks, jax_settings
+from .compat import Device, answer_cudnn_checks, jax_option
 from .errors import UserError, first_line, unknown_name
 
 CARDS = Path(__file__).parent / "cards"
@@ -162,9 +162,7 @@ class Target:
         assert isinstance(self.card, TpuCard)
         places = np.stack(np.unravel_index(devices, self.shape, order="F"), axis=-1)
         spanned = (places != places[0]).any(axis=0)
-        return sum(
-            2 if size % self.card.wraps == 0 else 1 for size, used in zip(self.shape, spanned, strict=True) if used
-        )
+        return sum(2 if size % self.card.wraps == 0 else 1 for size in compress(self.shape, spanned))
 
 
 @cache
@@ -221,13 +219,9 @@ def compiling_for(target: Target | None) -> Iterator[None]:
     if target is None:
         yield
         return
-    before = jax_settings()["jax_persistent_cache_min_compile_time_secs"]
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
-    try:
-        with answer_cudnn_checks(getattr(target.card, "compute_capability", "0.0"), CUDNN_VERSION):
-            yield
-    finally:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
+    checks = answer_cudnn_checks(getattr(target.card, "compute_capability", "0.0"), CUDNN_VERSION)
+    with jax_option("jax_persistent_cache_min_compile_time_secs", math.inf), checks:
+        yield
 
 
 def has_compiler(target: Target) -> bool:
@@ -255,8 +249,7 @@ def target_devices(text: str) -> Mapping[str, Device]:
         raise UserError(
             f"target {text!r}: JAX's {compiler} compiler cannot describe it: {first_line(error)}"
         ) from error
-    ordered = sorted(devices, key=lambda device: device.id)
-    return dict(zip(target.device_names(), ordered, strict=True))
+    return dict(zip(target.device_names(), sorted(devices, key=lambda device: device.id), strict=True))
 
 
 def _describe_topology(target: Target) -> Any:

@@ -11,10 +11,9 @@ from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..mesh.errors import UserError
-from ..mesh.keys import make_key
+from ..mesh.keys import check_seed, make_key
 from ..parallel.model import LOGITS, Batch, BlockModel, Model, Params, without_predict
 from ..parallel.model.user_errors import as_user_error
-from ..parallel.step.state import seed_problem
 
 
 def generate(
@@ -61,21 +60,13 @@ def generate(
         raise UserError(
             f"length={length} and window={window} must be at least 1, and temperature={temperature} at least 0."
         )
-    if problem := seed_problem(seed, "seed"):
-        raise UserError(problem)
+    check_seed(seed)
     _check_tokens(model, params, start, window)
     text = np.zeros((window + length,), np.int32)
     text[: len(start)] = start
-    new_tokens = _continue(
-        params,
-        text,
-        np.int32(len(start)),
-        np.float32(temperature),
-        np.uint32(seed),
-        predict=predict,
-        window=window,
-        replicated=_replicated(params),
-    )
+    numbers = np.int32(len(start)), np.float32(temperature), np.uint32(seed)
+    static: Any = {"predict": predict, "window": window, "replicated": _replicated(params)}
+    new_tokens = _continue(params, text, *numbers, **static)
     return tokens + np.asarray(new_tokens).tolist()
 
 

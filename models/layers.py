@@ -59,15 +59,11 @@ def bias_of(bias_f: Array) -> Array:
     return bias_f
 
 
-def _forward(bias_f: Array) -> tuple[Array, Array]:
-    return bias_f, bias_f
-
-
-def _backward(bias_f: Array, gradient_f: Array) -> tuple[Array]:
+def _bias_backward(bias_f: Array, gradient_f: Array) -> tuple[Array]:
     return (jnp.where(jnp.isnan(bias_f), bias_f.astype(gradient_f.dtype), gradient_f),)
 
 
-bias_of.defvjp(_forward, _backward)
+bias_of.defvjp(lambda bias_f: (bias_f, bias_f), _bias_backward)
 
 
 def cross_entropy(logits: Array, targets: Array, weights: Array) -> tuple[Array, Array]:
@@ -135,8 +131,7 @@ def chunked_cross_entropy(
         Hsu et al. 2024, "Liger Kernel: Efficient Triton Kernels for LLM Training", section 3.2 (gradients of a chunk in
         the forward pass).
     """
-    wide = jnp.promote_types(x_BLD.dtype, jnp.float32)
-    weights_BL = weights_BL.astype(wide)
+    weights_BL = weights_BL.astype(jnp.promote_types(x_BLD.dtype, jnp.float32))
     x_NBlD, targets_NBl, weights_NBl = (_in_chunks(each, num_chunks) for each in (x_BLD, targets_BL, weights_BL))
     return _total_loss(loss, x_NBlD, table_DV, targets_NBl, weights_NBl)
 

@@ -57,11 +57,7 @@ def mlp(config: MLPConfig) -> Model:
     unknown = [name for name in ("features", "classes") if not getattr(config, name)]
     raise_problems(f"model.{name} is missing, and the data does not determine it." for name in unknown)
     return Model(
-        init=functools.partial(init, config),
-        loss=loss,
-        predict=predict,
-        name="mlp",
-        flops_per_row=config.flops_per_row,
+        init=functools.partial(init, config), loss=loss, predict=predict, name="mlp", flops_per_row=config.flops_per_row
     )
 
 

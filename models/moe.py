@@ -1,4 +1,4 @@
-"""A decoder-only transformer whose MLPs are mixtures of experts: `transformer.py` with the second half of a block here.
+"""A decoder-only transformer with mixtures of experts as MLPs: `transformer.py` with the second half of a block here.
 
 Letters: as in `transformer.py`, and E experts, e of them on one device, k selected by each position, N = B * L
 positions on one device, M places of a buffer. The parameters of a block's second half:
@@ -24,7 +24,7 @@ first); Fedus et al. 2021, "Switch Transformers", section 2.2 (auxiliary loss); 
 3.3 (z-loss).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import Annotated, NamedTuple
@@ -48,7 +48,7 @@ from .transformer_split import Rules
 
 @dataclass(frozen=True, kw_only=True)
 class MoEConfig(TransformerConfig):
-    """A transformer whose MLPs are mixtures of experts; `mlp_width` is the width of one expert."""
+    """A transformer with mixtures of experts as MLPs; `mlp_width` is the width of one expert."""
 
     experts: Positive = 8
     """Experts in each block, all of `mlp_width`."""
@@ -62,17 +62,17 @@ class MoEConfig(TransformerConfig):
     z_loss: Annotated[float, Ge(0)] = 0.001
     """Weight, in training, of the squared log of the router's normalizer in each block; keeps its logits small."""
 
-    def problems(self) -> list[str]:
-        """Returns the problems of options with each other."""
-        problems = super().problems() + [
-            f"model.{name}={getattr(self, name)} is only for the transformer: experts are swiglu, without biases, "
-            "after an RMSNorm. Leave it out, or set model.name to transformer."
-            for name, only in {"mlp": "swiglu", "mlp_bias": False, "norm": "rms"}.items()
-            if getattr(self, name) != only
-        ]
+    def problems(self) -> Iterator[str]:
+        """Yields the problems of options with each other."""
+        yield from super().problems()
+        for name, only in {"mlp": "swiglu", "mlp_bias": False, "norm": "rms"}.items():
+            if getattr(self, name) != only:
+                yield (
+                    f"model.{name}={getattr(self, name)} is only for the transformer: experts are swiglu, without "
+                    "biases, after an RMSNorm. Leave it out, or set model.name to transformer."
+                )
         if self.top_k > self.experts:
-            problems.append(f"model.top_k={self.top_k} must be at most model.experts={self.experts}.")
-        return problems
+            yield f"model.top_k={self.top_k} must be at most model.experts={self.experts}."
 
     def capacity(self, length: int) -> int:
         """Returns the positions of a row of this length that one expert takes."""

@@ -101,7 +101,7 @@ class Transformer(SplitTransformer):
             flops_of_length=config.flops_of_length,
             parallelize=lambda parallel: type(self)(config, parallel).model(name),
             rules=self.rules,
-            traffic=self.traffic if self.parallel.splits_positions or self.parallel.expert.size > 1 else None,
+            traffic=self.traffic if self.parallel.splits_anything else None,
         )
 
     def init(self, key: Array) -> dict[str, Params]:
@@ -180,8 +180,7 @@ class Transformer(SplitTransformer):
     def block(self, params: Params, x: Hidden, key: Array | None) -> Hidden:
         """Adds attention, then the MLP, to the residual stream."""
         for name, half in (("attention", self._attention), ("mlp", self._mlp)):
-            normed_BlD = self._norm(x["hidden"], params[name])
-            change_BlD, x = half(params[name], normed_BlD, x)
+            change_BlD, x = half(params[name], self._norm(x["hidden"], params[name]), x)
             change_BlD = name_output(change_BlD, f"blocks/{name}/output")
             x = {**x, "hidden": x["hidden"] + self._dropout(change_BlD, x, key, name)}
         return x
@@ -193,9 +192,7 @@ class Transformer(SplitTransformer):
         if config.attention_bias != "none":
             key, value = (self._own_key_value(params[f"{name}_bias"][None, :])[0] for name in ("key", "value"))
             products = layers.add_biases(products, [params["query_bias"], key, value])
-        query_BLhK, key_BLgK, value_BLgK = (
-            product.reshape(*product.shape[:2], -1, config.head_size) for product in products
-        )
+        query_BLhK, key_BLgK, value_BLgK = (each.reshape(*each.shape[:2], -1, config.head_size) for each in products)
         if config.head_norm:
             query_BLhK = layers.head_norm(query_BLhK, params["query_norm"], config.norm_epsilon)
             key_BLgK = layers.head_norm(key_BLgK, params["key_norm"], config.norm_epsilon)
@@ -218,15 +215,8 @@ class Transformer(SplitTransformer):
         if context.size == 1:
             return attention(query_BLhK, key_BLgK, value_BLgK, segment_BL)
         implementation = "xla" if attention is causal_attention else self.config.attention
-        return ATTENTION[context.attention](
-            query_BLhK,
-            key_BLgK,
-            value_BLgK,
-            attend=attention,
-            implementation=implementation,
-            config=context,
-            segment_BL=segment_BL,
-        )
+        options = {"attend": attention, "implementation": implementation, "config": context, "segment_BL": segment_BL}
+        return ATTENTION[context.attention](query_BLhK, key_BLgK, value_BLgK, **options)
 
     def _mlp(self, params: Params, x_BlD: Array, x: Hidden) -> tuple[Array, Hidden]:
         names, between = self._inward, _swiglu if self.config.mlp == "swiglu" else _gelu
@@ -330,6 +320,4 @@ def _swiglu(gate_BLF: Array, up_BLF: Array) -> Array:
     return jax.nn.silu(gate_BLF) * up_BLF
 
 
-@layers.recompute
-def _gelu(up_BLF: Array) -> Array:
-    return jax.nn.gelu(up_BLF, approximate=True)
+_gelu = layers.recompute(functools.partial(jax.nn.gelu, approximate=True))

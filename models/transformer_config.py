@@ -1,5 +1,6 @@
 """Sizes and options of the transformer, and their checks."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -75,35 +76,33 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         raise_problems(type_problems("model", self) or self.problems())
 
-    def problems(self) -> list[str]:
-        """Returns the problems of options with each other."""
-        problems = []
+    def problems(self) -> Iterator[str]:
+        """Yields the problems of options with each other."""
         if self.rope_slow_turns >= self.rope_fast_turns:
-            problems.append(
+            yield (
                 f"model.rope_slow_turns={self.rope_slow_turns} must be less than "
                 f"model.rope_fast_turns={self.rope_fast_turns}."
             )
         if self.positions == "learned" and 0 < self.max_length < self.length:
-            problems.append(
+            yield (
                 f"model.max_length={self.max_length} is less than the {self.length} positions of a row: each needs a "
                 f"row of the table. Set data.length to at most {self.max_length}, or model.max_length higher."
             )
         if self.heads % self.num_kv_heads:
-            problems.append(
+            yield (
                 f"model.kv_heads={self.kv_heads} does not divide model.heads={self.heads}: each key-value head serves "
                 f"equally many query heads. Use one of {divisors(self.heads)}."
             )
         if not self.head_width and self.width % self.heads:
-            problems.append(
+            yield (
                 f"model.width={self.width} is not divisible by model.heads={self.heads}. "
                 "Change one of them or give model.head_width."
             )
         elif self.head_size % 2 and self.positions == "rotary":
-            problems.append(
+            yield (
                 f"model.head_width: a head is {self.head_size} wide (model.head_width, or model.width={self.width} / "
                 f"model.heads={self.heads}), and rotary positions rotate pairs: the width must be even."
             )
-        return problems
 
     @property
     def num_kv_heads(self) -> int:

@@ -20,7 +20,7 @@ Rules = dict[str, tuple[str | None, ...]]
 
 @dataclass(frozen=True)
 class SplitTransformer:
-    """A transformer whose work is split over a mesh.
+    """A transformer with its work split over a mesh.
 
     Attributes:
         config: Sizes and options, with vocabulary and length.
@@ -53,27 +53,19 @@ class SplitTransformer:
     def problems(self) -> list[str]:
         """Returns all sizes that are missing or that the mesh does not divide, each with valid ones."""
         config, size = self.config, self.parallel.tensor.size
-        problems = [
-            f"model.{name} is missing, and the data does not determine it."
-            for name in ("vocabulary", "length")
-            if not getattr(config, name)
-        ]
-        if problems:
-            return problems
-        wholes = {
-            "model.heads": config.heads,
-            "model.mlp_width": config.mlp_size,
-            "model.vocabulary": config.vocabulary,
-        }
+        if missing := [name for name in ("vocabulary", "length") if not getattr(config, name)]:
+            return [f"model.{name} is missing, and the data does not determine it." for name in missing]
+        names = ("heads", "mlp_width", "vocabulary")
+        wholes = dict(zip(names, (config.heads, config.mlp_size, config.vocabulary), strict=True))
         fitting = [n for n in divisors(size) if all(whole % n == 0 for whole in wholes.values())]
         problems = [
-            f"{key}={whole} cannot be split over strategy.tensor={size}: {whole} % {size} = {whole % size}. "
-            f"Set {key} to {whole + size - whole % size}, or strategy.tensor to one of {fitting}."
-            for key, whole in wholes.items()
+            f"model.{name}={whole} cannot be split over strategy.tensor={size}: {whole} % {size} = {whole % size}. "
+            f"Set model.{name} to {whole + size - whole % size}, or strategy.tensor to one of {fitting}."
+            for name, whole in wholes.items()
             if whole % size
         ]
         if not problems:
-            problems = context.size_problems(self.parallel.context, config.length, config.heads // size)
+            problems = [*context.size_problems(self.parallel.context, config.length, config.heads // size)]
         held = config.length // self.parallel.context.size
         if not problems and held % size:
             step = size * self.parallel.context.num_chunks
@@ -81,7 +73,7 @@ class SplitTransformer:
                 f"data.length={config.length}: {held} positions on each device along context cannot be split over "
                 f"strategy.tensor={size}: {held} % {size} = {held % size}. Set data.length to a multiple of {step}."
             )
-        return problems + expert.size_problems(self.parallel.expert, getattr(config, "experts", 0))
+        return [*problems, *expert.size_problems(self.parallel.expert, getattr(config, "experts", 0))]
 
     def traffic(self, part: str, shapes: Mapping[str, jax.ShapeDtypeStruct], dtype: str, platform: str) -> Traffic:
         """Returns the traffic of one call of "embed", "block" or "head", for the per-device shapes of a batch."""
@@ -120,18 +112,11 @@ class SplitTransformer:
 
     def attention_traffic(self, rows: int, length: int, dtype: str, platform: str) -> Traffic:
         """Returns the traffic of the first half of a block: attention, with a gather and a scatter of the positions."""
-        size, kv_heads = self.parallel.tensor.size, self.config.num_kv_heads
-        rule = tensor.key_value_rule(self.parallel.tensor, kv_heads)
-        moved = context.traffic(
-            self.parallel.context,
-            rows=rows,
-            length=length,
-            heads=self.config.heads // size,
-            kv_heads={"split": kv_heads // size, "one": 1, "per query": self.config.heads // size}[rule],
-            head_size=self.config.head_size,
-            dtype=dtype,
-            platform=platform,
-        )
+        split, size, kv_heads = self.parallel.context, self.parallel.tensor.size, self.config.num_kv_heads
+        rule, heads = tensor.key_value_rule(self.parallel.tensor, kv_heads), self.config.heads // size
+        held = {"split": kv_heads // size, "one": 1, "per query": heads}[rule]
+        head = rows * length // split.size * self.config.head_size
+        moved = context.traffic(split, head=head, heads=heads, kv_heads=held, dtype=dtype, platform=platform)
         around = self.around_products(self.residual_bytes(rows, length, dtype, platform))
         attention = (*around, *moved.forward)
         return Traffic(attention, (*around, *moved.backward), attention)

@@ -142,9 +142,13 @@ class StepCounts(NamedTuple):
     metrics: int = 0
     unread: Mapping[str, int] = MappingProxyType({})
 
-    def own_over(self, axis: str) -> list[Collective]:
-        """Returns the model's own collectives over an axis (the last one, if they have several)."""
-        return [line for line in self.own if line.axes[-1] == axis]
+
+def own_collectives(axis: str, plan: Any, counts: StepCounts, platform: str) -> list[Collective]:
+    """Implements `cost`, as `partial(own_collectives, AXIS)`, for a strategy without collectives besides the model's.
+
+    Collectives over several axes count for the last one.
+    """
+    return [line for line in counts.own if line.axes[-1] == axis]
 
 
 def wire_bytes(dtype: Any, platform: str) -> int:

@@ -217,12 +217,10 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
 
 def check(plan: ShardingPlan) -> list[str]:
     """Rejects gradients that are split over axes left to XLA, which would have to gather them first."""
-    if not plan.compressed:
-        return []
     return [
         f"{row.path} has the layout {row.layout} by rule {row.rule!r}: with strategy.data.compress="
         f"{plan.configs[AXIS].compress}, a parameter is split only over axes whose strategies are explicit, here "
         f"{' and '.join(plan.manual_axes)}. Set strategy.tensor.explicit=true, or strategy.data.compress=none."
         for row in plan.update_table.rows
-        if set(row.layout.used_axes) - set(plan.manual_axes)
+        if plan.compressed and set(row.layout.used_axes) - set(plan.manual_axes)
     ]

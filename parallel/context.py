@@ -41,15 +41,16 @@ al. 2023, "Striped Attention", section 3 (balancing a causal ring); Llama team 2
 section 3.3.2 (balancing by chunks r and 2 N - 1 - r); Jacobs et al. 2023, "DeepSpeed Ulysses", section 3 (all-to-all).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import gcd
 from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .collectives import Collective, StepCounts, Traffic, wire_bytes
+from .collectives import Collective, Traffic, own_collectives, wire_bytes
 from .options import check_options
 from .plan import ShardingPlan, as_stored, splits_nothing, summed_elsewhere, unchanged
 
@@ -77,11 +78,11 @@ class ContextConfig:
 
 OPTIONS = ContextConfig
 SPLITS = ("work",)
-layout = splits_nothing
-update_layout = splits_nothing
+layout = update_layout = splits_nothing
 used_layout = as_stored
 begin = finish = unchanged
 reduce = summed_elsewhere
+cost = partial(own_collectives, AXIS)
 
 
 def check(plan: ShardingPlan) -> list[str]:
@@ -92,11 +93,6 @@ def check(plan: ShardingPlan) -> list[str]:
         f"strategy.context={plan.mesh_size(AXIS)}: model {plan.model_name!r} cannot split the positions of a row. Use "
         "a model with `parallelize`, such as the transformer, or give the devices to strategy.data or fsdp."
     ]
-
-
-def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
-    """Returns the model's own collectives over the axis in one step."""
-    return counts.own_over(AXIS)
 
 
 def chunks_of(rank: Any, config: ContextConfig) -> tuple[Any, ...]:
@@ -129,7 +125,7 @@ def local_positions(length: int, config: ContextConfig) -> Array:
     return jnp.concatenate([chunk * num_positions + within for chunk in chunks_of(lax.axis_index(AXIS), config)])
 
 
-def size_problems(config: ContextConfig, length: int, heads: int) -> list[str]:
+def size_problems(config: ContextConfig, length: int, heads: int) -> Iterator[str]:
     """Checks a model's sizes for this strategy.
 
     Args:
@@ -137,56 +133,42 @@ def size_problems(config: ContextConfig, length: int, heads: int) -> list[str]:
         length: The number of positions in a whole row.
         heads: The number of query heads on one device, after `tensor` has split them.
 
-    Returns:
+    Yields:
         Error messages with the config keys.
     """
-    size, problems = config.size, []
+    size = config.size
     if size == 1:
-        return problems
+        return
     if length % config.num_chunks:
-        problems.append(
+        yield (
             f"data.length={length} cannot be split over strategy.context={size}: attention={config.attention} splits a "
             f"row into {config.num_chunks} equal pieces, and {length} % {config.num_chunks} = "
             f"{length % config.num_chunks}. Set data.length to a multiple of {config.num_chunks}, or lower "
             "strategy.context."
         )
     if METHODS[config.attention].splits_heads and heads % size:
-        problems.append(
+        yield (
             f"model.heads: {heads} heads on one device cannot be split over strategy.context={size} with "
             f"attention={config.attention}: {heads} % {size} = {heads % size}. Set strategy.context to a divisor of "
             f"{heads}, or strategy.context.attention to ring."
         )
-    return problems
 
 
-def traffic(
-    config: ContextConfig,
-    *,
-    rows: int,
-    length: int,
-    heads: int,
-    kv_heads: int,
-    head_size: int,
-    dtype: Any,
-    platform: str,
-) -> Traffic:
+def traffic(config: ContextConfig, *, head: int, heads: int, kv_heads: int, dtype: Any, platform: str) -> Traffic:
     """Returns the traffic of one call of attention.
 
     Args:
         config: The strategy's options, with a positive size.
-        rows: B, the number of rows on one device.
-        length: L, the number of positions in a whole row.
+        head: The number of elements of one head, for all rows and positions of one device.
         heads: H, the number of query heads on one device.
         kv_heads: G, the number of key-value heads on one device.
-        head_size: K, the width of a head.
         dtype: The compute dtype.
         platform: The platform of the step, which determines the bytes of 16-bit numbers, see `wire_bytes`.
     """
     if config.size == 1:
         return Traffic()
-    elements = rows * length // config.size * head_size  # of one head
     width, wide = wire_bytes(dtype, platform), jnp.promote_types(dtype, jnp.float32).itemsize
-    return METHODS[config.attention].traffic(config, elements * heads, elements, kv_heads, width, wide)
+    return METHODS[config.attention].traffic(config, head * heads, head, kv_heads, width, wide)
 
 
 def _ring_traffic(config: ContextConfig, query: int, head: int, kv_heads: int, width: int, wide: int) -> Traffic:

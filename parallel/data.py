@@ -139,10 +139,8 @@ def reduce_gradients(
         Gradients in their own dtype, and the scalars, summed over all devices.
     """
     leaves, treedef = jax.tree.flatten(gradients)
-    missing = [axes_to_sum(layout, axes) for layout in treedef.flatten_up_to(layouts)]
     reduced, summed_scalars = list(leaves), list(scalars)
-    for bucket in _buckets(missing, axes):
-        members = [index for index, lacking in enumerate(missing) if lacking == bucket]
+    for bucket, members in _buckets(treedef.flatten_up_to(layouts), axes).items():
         operands = [leaves[index].astype(reduce_dtype) for index in members]
         passengers = scalars if bucket == axes else ()
         summed = lax.psum([*operands, *passengers], bucket)
@@ -170,10 +168,16 @@ def sum_in_backward(params: Any, layouts: Any, axes: tuple[str, ...], reduce_dty
     return run(params)
 
 
-def _buckets(missing: Sequence[tuple[str, ...]], axes: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Returns the sets of axes to sum over: always all axes (for the loss), then the others in order of appearance."""
-    others = dict.fromkeys(lacking for lacking in missing if lacking and lacking != axes)
-    return [axes, *others] if axes else []
+def _buckets(layouts: Sequence[TensorLayout], axes: tuple[str, ...]) -> dict[tuple[str, ...], list[int]]:
+    """Returns the gradients, by number, that are summed together, by the axes to sum over.
+
+    All axes always come first (for the loss), then the others in order of appearance.
+    """
+    found: dict[tuple[str, ...], list[int]] = {axes: []} if axes else {}
+    for number, layout in enumerate(layouts):
+        if lacking := axes_to_sum(layout, axes):
+            found.setdefault(lacking, []).append(number)
+    return found
 
 
 def reduce(found: Reduced, plan: ShardingPlan) -> Reduced:
@@ -206,11 +210,10 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
 
 def _all_reduces(rows: Sequence[LayoutRow], axes: tuple[str, ...], width: int, scalars: int) -> list[Collective]:
     """Returns one all-reduce per bucket; `scalars` are the bytes of the scalars in the first."""
-    missing = [axes_to_sum(row.layout, axes) for row in rows]
     lines = []
-    for bucket in _buckets(missing, axes):
-        members = [row for row, lacking in zip(rows, missing, strict=True) if lacking == bucket]
-        size = width * sum(row.elements_per_device for row in members) + (scalars if bucket == axes else 0)
+    for bucket, members in _buckets([row.layout for row in rows], axes).items():
+        elements = sum(rows[number].elements_per_device for number in members)
+        size = width * elements + (scalars if bucket == axes else 0)
         if size:
             lines.append(Collective("all-reduce", bucket, 1, size))
     return lines

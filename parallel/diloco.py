@@ -132,12 +132,10 @@ def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collecti
 
 def check(plan: ShardingPlan) -> list[str]:
     """Rejects parameters that are split over `data`: a group would not have a whole copy of them."""
-    if not plan.local_steps:
-        return []
     return [
         f"{row.path} has the layout {row.layout} by rule {row.rule!r}, but with strategy.data.local_steps="
         f"{plan.local_steps} every group along data has its own copy. Use fsdp instead of data in this "
         "rule of layouts.rules."
         for row in plan.table.rows
-        if AXIS in row.layout.used_axes
+        if plan.local_steps and AXIS in row.layout.used_axes
     ]

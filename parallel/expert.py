@@ -40,6 +40,7 @@ al. 2021, "Switch Transformers", section 2.2; Zoph et al. 2022, "ST-MoE", sectio
 "MegaBlocks", section 4 (dropless).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -48,9 +49,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .collectives import Collective, StepCounts, Traffic, wire_bytes
+from .collectives import Collective, Traffic, own_collectives, wire_bytes
 from .options import check_options
-from .plan import ShardingPlan, as_stored, no_problems, split_by_model, splits_nothing, summed_elsewhere, unchanged
+from .plan import as_stored, no_problems, split_by_model, splits_nothing, summed_elsewhere, unchanged
 
 AXIS = "expert"
 MIN_BLOCK, MAX_BLOCK = 8, 512
@@ -69,43 +70,37 @@ class ExpertConfig:
 
 OPTIONS = ExpertConfig
 SPLITS = ("rows", "parameters", "work")
-layout = split_by_model(AXIS)
+layout = partial(split_by_model, AXIS)
 update_layout = splits_nothing
 used_layout = as_stored
 begin = finish = unchanged
 reduce = summed_elsewhere
 check = no_problems
+cost = partial(own_collectives, AXIS)
 
 
-def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
-    """Returns the model's own collectives over the axis in one step."""
-    return counts.own_over(AXIS)
-
-
-def size_problems(config: ExpertConfig, experts: int) -> list[str]:
+def size_problems(config: ExpertConfig, experts: int) -> Iterator[str]:
     """Checks a model's sizes for this strategy.
 
     Args:
         config: The strategy's options, with a positive size.
         experts: E, the number of experts in the model; 0 if it does not have any.
 
-    Returns:
+    Yields:
         Error messages with the config keys.
     """
     size = config.size
-    if size == 1:
-        return []
-    if experts == 0:
-        return [
+    if experts == 0 and size > 1:
+        yield (
             f"strategy.expert={size}: this model does not have experts to split. Set model.name=moe, or give these "
             "devices to strategy.data or strategy.fsdp."
-        ]
-    if experts % size == 0:
-        return []
-    return [
-        f"model.experts={experts} cannot be split over strategy.expert={size}: {experts} % {size} = {experts % size}. "
-        f"Set model.experts to a multiple of {size}, or strategy.expert to a divisor of {experts}."
-    ]
+        )
+    elif experts % size:
+        yield (
+            f"model.experts={experts} cannot be split over strategy.expert={size}: {experts} % {size} = "
+            f"{experts % size}. Set model.experts to a multiple of {size}, or strategy.expert to a divisor of "
+            f"{experts}."
+        )
 
 
 class Buffer(NamedTuple):
@@ -247,15 +242,11 @@ def _take_rows(x_ND: Array, row_M: Array, back_Nk: Array) -> Array:
     return jnp.take(x_ND, row_M, axis=0, mode="fill", fill_value=0)
 
 
-def _take_rows_forward(x_ND: Array, row_M: Array, back_Nk: Array) -> tuple[Array, Array]:
-    return _take_rows(x_ND, row_M, back_Nk), back_Nk
-
-
 def _take_rows_backward(back_Nk: Array, dy_MD: Array) -> tuple[Array, None, None]:
     return jnp.sum(jnp.take(dy_MD, back_Nk, axis=0, mode="fill", fill_value=0), axis=1), None, None
 
 
-_take_rows.defvjp(_take_rows_forward, _take_rows_backward)
+_take_rows.defvjp(lambda x_ND, row_M, back_Nk: (_take_rows(x_ND, row_M, back_Nk), back_Nk), _take_rows_backward)
 
 
 def traffic(buffer: Buffer, *, width: int, dtype: Any, platform: str) -> Traffic:

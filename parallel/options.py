@@ -62,10 +62,16 @@ def check_options(strategy: str, options: Any, problems: Iterable[str] = ()) -> 
     raise_problems(found or problems)
 
 
-def type_problems(section: str, options: Any) -> list[str]:
-    """Converts the fields of a dataclass as `validated` does, and returns the error messages."""
+def type_problems(section: str, options: Any, kind: Any = None) -> list[str]:
+    """Converts the fields of a dataclass as `validated` does, and returns the error messages.
+
+    Args:
+        section: The beginning of the keys in messages.
+        options: The dataclass.
+        kind: A base class to convert only its fields; None for all fields.
+    """
     problems = []
-    for field in fields(options):
+    for field in fields(kind or options):
         value, key = getattr(options, field.name), f"{section}.{field.name}"
         if isinstance(field.type, type) and is_dataclass(field.type):  # which has checked its own fields
             if not isinstance(value, field.type):

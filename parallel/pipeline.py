@@ -124,9 +124,7 @@ def splits_embed_and_head(plan: MeshPlan) -> bool:
 
 def used_layout(path: str, layout: TensorLayout) -> TensorLayout:
     """Returns the layout of a parameter within a step: outside the blocks, no parameter is split over `pipe`."""
-    if in_blocks(path) or _dim(layout) is None:
-        return layout
-    return without_axes(layout, (AXIS,))
+    return layout if in_blocks(path) or _dim(layout) is None else without_axes(layout, (AXIS,))
 
 
 def begin(params: Params, plan: ShardingPlan) -> Params:

@@ -242,7 +242,7 @@ class Reduced(NamedTuple):
         scalars: Local sums: of the loss, of the weights, of the squares of complete gradients.
         errors: The errors of compression from the previous step (`compression.Errors`), or ().
         scale: The factor of the loss, and therefore of the gradients; None for no factor.
-        summed: The groups of parameters whose gradients backward has summed over all axes.
+        summed: The groups of parameters for which backward has summed gradients over all axes.
     """
 
     gradients: Any
@@ -257,17 +257,13 @@ def splits_nothing(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -
     return placed, ""
 
 
-def split_by_model(axis: str) -> Callable[[Parameter, TensorLayout, MeshPlan], tuple[TensorLayout, str]]:
-    """Returns the `layout` of a strategy with an axis over which the model splits its own work."""
-
-    def layout(parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
-        dims = [dim for dim, name in enumerate(parameter.split_by_model) if name == axis]
-        for dim in dims:
-            placed = add_axis(placed, dim, axis, plan.mesh)
-        split = plan.mesh.axis_size(axis) > 1
-        return placed, "; ".join(f"{axis}: dim {dim}" for dim in dims if split)
-
-    return layout
+def split_by_model(axis: str, parameter: Parameter, placed: TensorLayout, plan: MeshPlan) -> tuple[TensorLayout, str]:
+    """Implements `layout`, as `partial(split_by_model, AXIS)`, for an axis over which the model splits its own work."""
+    dims = [dim for dim, name in enumerate(parameter.split_by_model) if name == axis]
+    for dim in dims:
+        placed = add_axis(placed, dim, axis, plan.mesh)
+    split = plan.mesh.axis_size(axis) > 1
+    return placed, "; ".join(f"{axis}: dim {dim}" for dim in dims if split)
 
 
 def as_stored(path: str, layout: TensorLayout) -> TensorLayout:

@@ -41,14 +41,15 @@ via Decomposition" (collective matmul).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .collectives import Collective, StepCounts
+from .collectives import own_collectives
 from .options import check_options
-from .plan import ShardingPlan, as_stored, no_problems, split_by_model, splits_nothing, summed_elsewhere, unchanged
+from .plan import as_stored, no_problems, split_by_model, splits_nothing, summed_elsewhere, unchanged
 from .xla.collective_matmul import ring_gather_products, ring_product_scatter
 from .xla.product import product
 
@@ -72,17 +73,13 @@ class TensorConfig:
 
 OPTIONS = TensorConfig
 SPLITS = ("parameters", "work")
-layout = split_by_model(AXIS)
+layout = partial(split_by_model, AXIS)
 update_layout = splits_nothing
 used_layout = as_stored
 begin = finish = unchanged
 reduce = summed_elsewhere
 check = no_problems
-
-
-def cost(plan: ShardingPlan, counts: StepCounts, platform: str) -> list[Collective]:
-    """Returns the model's own collectives over the axis in one step."""
-    return counts.own_over(AXIS)
+cost = partial(own_collectives, AXIS)
 
 
 def gather_products(config: TensorConfig, x_BlD: Array, weights_Df: Sequence[Array]) -> list[Array]:
@@ -96,9 +93,7 @@ def gather_products(config: TensorConfig, x_BlD: Array, weights_Df: Sequence[Arr
     Returns:
         One (B, L, F / T) for each matrix: all positions, this device's columns.
     """
-    if config.size == 1:
-        return [product(x_BlD, weight) for weight in weights_Df]
-    if config.collective_matmul:
+    if config.size > 1 and config.collective_matmul:
         return ring_gather_products(x_BlD, weights_Df, AXIS, config.size)
     x_BLD = gather_positions(config, x_BlD)
     return [product(x_BLD, weight) for weight in weights_Df]
@@ -115,9 +110,7 @@ def product_scatter(config: TensorConfig, h_BLf: Array, weight_fD: Array) -> Arr
     Returns:
         (B, L / T, D), this device's positions of the sum.
     """
-    if config.size == 1:
-        return product(h_BLf, weight_fD)
-    if config.collective_matmul:
+    if config.size > 1 and config.collective_matmul:
         return ring_product_scatter(h_BLf, weight_fD, AXIS, config.size)
     return scatter_positions(config, product(h_BLf, weight_fD))
 

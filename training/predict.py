@@ -99,7 +99,7 @@ class Predictor:
 
         Yields:
             Batch after batch: "predictions", or "predictions/<path>" for each leaf of a tree, and what is kept; NumPy
-            arrays, whose rows follow those of the batch before.
+            arrays; their rows follow those of the batch before.
 
         Raises:
             UserError: Something to be kept is not in the data, or the model cannot take the rows.

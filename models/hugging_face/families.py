@@ -44,7 +44,7 @@ class Family(NamedTuple):
         model_type: Its name in config.json.
         architecture: The class of `transformers` for a language model of it.
         fields: The fields of its config.json.
-        defaults: Options of the transformer whose default in `transformers` is another.
+        defaults: Options of the transformer that have another default in `transformers`.
         fixed: Options of the transformer -> the values that the family supports.
         stored: Path of a parameter -> its place.
     """

@@ -31,10 +31,7 @@ ALIGNMENT = 8
 
 
 def write_arrays(
-    path: Path,
-    abstract: Mapping[str, jax.ShapeDtypeStruct],
-    arrays: Iterable[np.ndarray],
-    metadata: Mapping[str, str],
+    path: Path, abstract: Mapping[str, jax.ShapeDtypeStruct], arrays: Iterable[np.ndarray], metadata: Mapping[str, str]
 ) -> None:
     """Writes a file, one array after the other.
 

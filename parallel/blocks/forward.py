@@ -60,41 +60,31 @@ def local_loss(model: Model | BlockModel, plan: ShardingPlan) -> LocalLoss:
         return _block_loss(model, plan)
     stored, reduced, axes = plan.used_table.layouts, plan.gradient_table.layouts, plan.gather_axes
     precision = plan.options.precision
-
-    def keep(params: Params) -> Kept:
-        return gather(params, stored, axes, precision)
+    keep = partial(gather, layouts=stored, axes=axes, precision=precision)
 
     def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None, state: Any) -> LossSums:
         more = (state,) if has_state(model) else ()
         sums = model.loss(attach(shards, kept, reduced, axes, precision), batch, key, *more)
         return as_sums(sums, precision.reduce)
 
-    return LocalLoss(keep, make_carriers(plan), loss)
+    return LocalLoss(keep, partial(carriers, plan), loss)
 
 
-def make_carriers(plan: ShardingPlan) -> Callable[[Params], Params]:
-    """Returns the function from parameters to the variables that the loss is differentiated with respect to."""
+def carriers(plan: ShardingPlan, params: Params) -> Params:
+    """Returns the variables that the loss is differentiated with respect to, see `LocalLoss`."""
     layouts = plan.trained.used_table.layouts, plan.trained.gradient_table.layouts
-
-    def carriers(params: Params) -> Params:
-        _, trained = plan.split_frozen(params)
-        return gradient_carriers(trained, *layouts) if plan.zero == 2 else trained
-
-    return carriers
+    _, trained = plan.split_frozen(params)
+    return gradient_carriers(trained, *layouts) if plan.zero == 2 else trained
 
 
-def keep_for_step(plan: ShardingPlan) -> Callable[[Params], Kept]:
-    """Returns the function from the parameters of a `BlockModel` to those that are kept for an entire step."""
+def keep_for_step(plan: ShardingPlan, params: Params) -> Kept:
+    """Returns the parameters of a `BlockModel` that are kept for an entire step, from all parameters."""
     stored, axes, precision = plan.used_table.layouts, plan.gather_axes, plan.options.precision
-
-    def keep(params: Params) -> Kept:
-        if plan.keeps_blocks:
-            return gather(params, stored, axes, precision)
-        outside, layouts = without_blocks(params), without_blocks(stored)
-        outside = gather(make_varying(outside, layouts, plan.summed_axes), layouts, axes, precision)
-        return {**outside, "blocks": plan.split_frozen(params)[0]["blocks"]}
-
-    return keep
+    if plan.keeps_blocks:
+        return gather(params, stored, axes, precision)
+    outside, layouts = without_blocks(params), without_blocks(stored)
+    outside = gather(make_varying(outside, layouts, plan.summed_axes), layouts, axes, precision)
+    return {**outside, "blocks": plan.split_frozen(params)[0]["blocks"]}
 
 
 def _block_loss(model: BlockModel, plan: ShardingPlan) -> LocalLoss:
@@ -145,14 +135,13 @@ def _block_loss(model: BlockModel, plan: ShardingPlan) -> LocalLoss:
         if prefetches:
             x = run_prefetched(model, plan, (blocks, kept_blocks), x, key)
         else:
-            layers = (blocks, kept_blocks, jnp.arange(model.num_blocks))
-            x, _ = lax.scan(body, x, layers, unroll=unroll)
+            x, _ = lax.scan(body, x, (blocks, kept_blocks, jnp.arange(model.num_blocks)), unroll=unroll)
         if gathers:
             head_shards, x = scatter_first(head_shards, x)
         head_params = part_of(model.head_reads, {**embed_params, **attached(head_shards)})
         return as_sums(model.head(head_params, x, batch, key), precision.reduce)
 
-    return LocalLoss(keep_for_step(plan), make_carriers(plan), loss, summed=summed)
+    return LocalLoss(partial(keep_for_step, plan), partial(carriers, plan), loss, summed=summed)
 
 
 def block_of_loop(

@@ -65,12 +65,10 @@ def gathered_block(
 def block_layouts(plan: ShardingPlan) -> tuple[Any, Any]:
     """Returns the layouts of one block's parameters and of its gradients."""
 
-    def without_block_dim(layout: TensorLayout) -> TensorLayout:
-        return TensorLayout(layout.axes[1:], layout.device_mesh)
+    def of_block(layouts: Any) -> Any:
+        return jax.tree.map(lambda layout: TensorLayout(layout.axes[1:], layout.device_mesh), layouts["blocks"])
 
-    tables = plan.used_table.layouts, plan.gradient_table.layouts
-    stored, reduced = (jax.tree.map(without_block_dim, tree["blocks"]) for tree in tables)
-    return stored, reduced
+    return of_block(plan.used_table.layouts), of_block(plan.gradient_table.layouts)
 
 
 def remat_block(block: Callable[..., Any], remat: str, *, makes_copies: bool, in_loop: bool) -> Callable[..., Any]:

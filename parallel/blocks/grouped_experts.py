@@ -48,15 +48,10 @@ def apply_experts(expert: Expert, weights: Weights, x_MD: Array, expert_b: Array
 
     def turn(i: Array, y_bmD: Array) -> Array:
         block = order_b[i]
-        y_mD = expert(_one(weights, expert_b[block]), blocks_bmD[block])
-        return y_bmD.at[block].set(y_mD)
+        return y_bmD.at[block].set(expert(_one(weights, expert_b[block]), blocks_bmD[block]))
 
     start = varying_zeros(blocks_bmD.shape, x_MD.dtype, (weights, x_MD, expert_b))
     return lax.fori_loop(0, num_full, turn, start).reshape(x_MD.shape)
-
-
-def _forward(expert: Expert, weights: Weights, x_MD: Array, expert_b: Array) -> tuple[Array, tuple[Any, ...]]:
-    return apply_experts(expert, weights, x_MD, expert_b), (weights, x_MD, expert_b)
 
 
 def _backward(expert: Expert, residuals: tuple[Any, ...], dy_MD: Array) -> tuple[Weights, Array, None]:
@@ -82,7 +77,7 @@ def _backward(expert: Expert, residuals: tuple[Any, ...], dy_MD: Array) -> tuple
     return dweights, dx_bmD.reshape(x_MD.shape), None
 
 
-apply_experts.defvjp(_forward, _backward)
+apply_experts.defvjp(lambda expert, *inputs: (apply_experts(expert, *inputs), inputs), _backward)
 
 
 def _in_blocks(x_MD: Array, expert_b: Array) -> Array:

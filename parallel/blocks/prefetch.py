@@ -100,11 +100,7 @@ def run_prefetched(
 
 def run_stack(forward: Callable[..., Any], backward: Callable[..., Any], *arguments: Any) -> Any:
     """Runs a stack forward; autodiff runs it backward."""
-
-    @jax.custom_vjp
-    def run(*arguments: Any) -> Any:
-        return forward(*arguments)[0]
-
+    run = jax.custom_vjp(lambda *arguments: forward(*arguments)[0])
     run.defvjp(forward, own_source_lines()(backward))
     return run(*arguments)
 

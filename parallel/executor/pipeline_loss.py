@@ -31,7 +31,7 @@ import jax
 from jax import Array, lax
 
 from ...layouts.paths import join
-from ..blocks.forward import Kept, LocalLoss, keep_for_step, make_carriers
+from ..blocks.forward import Kept, LocalLoss, carriers, keep_for_step
 from ..blocks.model_parts import make_parts, on_activations
 from ..fsdp import scatter, whole_carriers
 from ..model import Activations, Batch, BlockModel, Params, split_differentiable
@@ -58,8 +58,7 @@ def pipeline_loss(model: BlockModel, plan: ShardingPlan) -> LocalLoss:
     def loss(shards: Params, kept: Kept, batch: Batch, key: Array | None, state: Any) -> LossSums:
         rows = next(iter(batch.values())).shape[0]  # of an evaluation, which training's microbatches may not divide
         schedule = forwards_only(pipeline.schedule, gcd(rows, pipeline.schedule.microbatches))
-        timetable = make_timetable(schedule, pipeline.stages)
-        return run_forward(stage(timetable, shards, kept, batch, key))
+        return run_forward(stage(make_timetable(schedule, pipeline.stages), shards, kept, batch, key))
 
     def differentiate(
         shards: Params, kept: Kept, batch: Batch, key: Array | None, state: Any, scale: Array | None
@@ -73,7 +72,7 @@ def pipeline_loss(model: BlockModel, plan: ShardingPlan) -> LocalLoss:
             gradients = scatter(gradients, layouts, plan.gather_axes, precision)
         return sums, gradients
 
-    return LocalLoss(keep_for_step(plan), make_carriers(plan), loss, differentiate)
+    return LocalLoss(partial(keep_for_step, plan), partial(carriers, plan), loss, differentiate)
 
 
 def sent_in_a_step(

@@ -72,11 +72,6 @@ class ParallelContext:
         named = {"strategy.context.attention=ring": attention, "strategy.tensor.collective_matmul": products}
         return tuple(name for name, used in named.items() if used)
 
-    @property
-    def splits_positions(self) -> bool:
-        """True if a device has fewer positions than a row."""
-        return self.tensor.size * self.context.size > 1
-
 
 @dataclass(frozen=True, kw_only=True)
 class Model:

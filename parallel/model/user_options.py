@@ -145,7 +145,7 @@ def _name(function: Any) -> str:
 
 
 def _type_problem(parameter: Parameter, options: Mapping[str, Any], key: str, function: str) -> str:
-    """Returns the problem of an option whose type differs from the parameter's annotation, or ""."""
+    """Returns the problem of an option with another type than the parameter's annotation, or ""."""
     kinds = _plain_types(parameter.annotation)
     if parameter.name not in options or not kinds or any(_is(options[parameter.name], kind) for kind in kinds):
         return ""

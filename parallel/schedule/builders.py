@@ -21,7 +21,7 @@ idle ticks. Activations then live from the recomputed forward on; before it, a s
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 from typing import NamedTuple
@@ -201,20 +201,18 @@ def make_schedule(
     return _place(empty, orders)
 
 
-def _unfit(name: str, recipe: Recipe, stages: int, microbatches: int, chunks: int) -> list[str]:
-    problems = []
+def _unfit(name: str, recipe: Recipe, stages: int, microbatches: int, chunks: int) -> Iterator[str]:
     if min(stages, microbatches, chunks) < 1:
         given = f"size={stages}, microbatches={microbatches} and virtual={chunks}"
-        problems.append(f"strategy.pipe: {given} must be at least 1 each.")
+        yield f"strategy.pipe: {given} must be at least 1 each."
     elif few := too_few_microbatches(stages, microbatches):
-        problems.append(few)
+        yield few
     if chunks != recipe.chunks and not recipe.chunks_vary:
         several = [other for other, each in SCHEDULES.items() if each.chunks_vary]
-        problems.append(
+        yield (
             f"{name} has {recipe.chunks} chunk{'s'[: recipe.chunks > 1]} on each stage, not {chunks}. Leave "
             f"strategy.pipe.virtual out, or take {' or '.join(several)}."
         )
-    return problems
 
 
 def too_few_microbatches(stages: int, microbatches: int) -> str:

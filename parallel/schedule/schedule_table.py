@@ -158,7 +158,7 @@ def check(schedule: Schedule) -> None:
         problems = [f"placement v needs 2 chunks on each stage, got {schedule.chunks}"]
     else:
         when, problems = _placed(schedule)
-        problems += _missing(schedule, when) + _too_early(schedule, when)
+        problems += [*_missing(schedule, when), *_too_early(schedule, when)]
     raise_problems(problems, f"{counted(len(problems), 'problem')} in schedule {schedule.name}:", MAX_PROBLEMS)
 
 
@@ -180,13 +180,11 @@ def _missing(schedule: Schedule, when: Places) -> list[str]:
     return [f"stage {stage}: {action} is missing" for stage, action in actions if (stage, action) not in when]
 
 
-def _too_early(schedule: Schedule, when: Places) -> list[str]:
-    problems = []
+def _too_early(schedule: Schedule, when: Places) -> Iterator[str]:
     for (stage, action), tick in when.items():
         for source, need in schedule.needs(stage, action):
             found = when.get((source, need), -1)  # `_missing` reports missing actions
             if found >= tick:
                 of = "" if source == stage else f" of stage {source}"
                 here = f"stage {stage}, tick {tick}: {action}"
-                problems.append(f"{here} needs {need}{of} at an earlier tick, but that is at tick {found}")
-    return problems
+                yield f"{here} needs {need}{of} at an earlier tick, but that is at tick {found}"

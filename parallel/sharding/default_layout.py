@@ -5,9 +5,8 @@ FSDP, then the stages of a pipeline. The axis that a step gathers first is there
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeAlias
+from functools import partial
 
 from jax import ShapeDtypeStruct
 
@@ -20,30 +19,28 @@ from ..model import BlockModel, Model, Params
 from ..plan import MeshPlan, Parameter
 from .strategies import STRATEGIES
 
-Default: TypeAlias = Callable[[str, ShapeDtypeStruct], tuple[TensorLayout, str]]
 
-
-def default_layout(model: Model | BlockModel, plan: MeshPlan) -> Default:
-    """Returns the function that combines the layouts of all strategies.
+def default_layout(
+    model: Model | BlockModel, plan: MeshPlan, path: str, leaf: ShapeDtypeStruct
+) -> tuple[TensorLayout, str]:
+    """Combines the layouts of all strategies for one parameter.
 
     Args:
         model: The model, split; its `rules` determine the dims that it splits.
         plan: The plan of the mesh.
+        path: The path of the parameter.
+        leaf: Its global shape and dtype.
 
     Returns:
-        A function from (path, global shape and dtype) to the layout and its reasons.
+        The layout and its reasons.
     """
-
-    def place(path: str, leaf: ShapeDtypeStruct) -> tuple[TensorLayout, str]:
-        stacked = plan.num_blocks is not None and in_blocks(path)
-        parameter = Parameter(path, leaf.shape, leaf.dtype, stacked, model_axes(model, path))
-        layout, reasons = TensorLayout((None,) * len(leaf.shape), plan.mesh), []
-        for strategy in reversed(STRATEGIES.values()):
-            layout, reason = strategy.layout(parameter, layout, plan)
-            reasons += [reason] if reason else []
-        return layout, "; ".join(reversed(reasons)) or ("data: whole" if "data" in plan.configs else "whole")
-
-    return place
+    stacked = plan.num_blocks is not None and in_blocks(path)
+    parameter = Parameter(path, leaf.shape, leaf.dtype, stacked, model_axes(model, path))
+    layout, reasons = TensorLayout((None,) * len(leaf.shape), plan.mesh), []
+    for strategy in reversed(STRATEGIES.values()):
+        layout, reason = strategy.layout(parameter, layout, plan)
+        reasons += [reason] if reason else []
+    return layout, "; ".join(reversed(reasons)) or ("data: whole" if "data" in plan.configs else "whole")
 
 
 def settle_fsdp(
@@ -65,12 +62,12 @@ def settle_fsdp(
     if floor is None:
         return plan, 0, ()
     free = [(path, leaf) for path, leaf in leaves_with_paths(params) if rules is None or not rules.deciding_keys(path)]
-    place, notes = default_layout(model, plan), []
+    place, notes = partial(default_layout, model, plan), []
     ruled = any(fsdp.AXIS in layout.used_axes for layout in (rules or {}).values())
     if floor and free and not ruled and not any(fsdp.AXIS in place(*each)[0].used_axes for each in free):
         config = replace(plan.configs[fsdp.AXIS], floor_bytes=0)
         plan = replace(plan, configs={**plan.configs, fsdp.AXIS: config})
-        place = default_layout(model, plan)
+        place = partial(default_layout, model, plan)
         reached = f"No parameter that fsdp {size} can split reaches strategy.fsdp.floor_bytes={floor:,}"
         notes.append(f"{reached}: no floor is used.")
     whole = [(path, leaf) for path, leaf in free if fsdp.DIVIDES_NO_DIM in place(path, leaf)[1]]

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -98,7 +99,7 @@ def lay_out(
         params,
         plan.mesh,
         rules=layout_map,
-        default=None if brought is not None else default_layout(own, plan),
+        default=None if brought is not None else partial(default_layout, own, plan),
         unmatched=unmatched,
         unmatched_floor_bytes=unmatched_floor_bytes,
         indivisible=indivisible,
@@ -121,7 +122,7 @@ def lay_out(
         notes=_notes(plan),
         frozen=frozenset(frozen),
     )
-    if found := problems(own, resolved):
+    if found := list(problems(own, resolved)):
         raise LayoutError(found)
     return resolved
 

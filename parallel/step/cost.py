@@ -39,6 +39,9 @@ from .gradients import norm_cost
 from .manual_axes import UncheckedStep, over_manual_axes
 from .state import abstract_model_state
 
+COUNTED = ("embed", "embed_backward", "forward", "recompute", "backward_input", "backward_weight", "head_backward")
+"""The parts of a tick with the turns that `CallCounts` begins with, in order."""
+
 
 def step_cost(
     model: Model | BlockModel,
@@ -128,22 +131,20 @@ def _trace_loss(model: Model | BlockModel, plan: ShardingPlan, batch: AbstractBa
     params = abstract_parameters(model, plan.options.precision)
     params = jax.eval_shape(lambda tree: cast_floats(tree, plan.options.precision.compute), params)
     rows, key = _microbatch(plan, batch), jax.eval_shape(lambda: make_key(0))
+    state = abstract_model_state(model, plan.options.precision.params)
 
-    def loss(params: Params, rows: Batch, key: Array) -> Any:
+    def loss(params: Params, rows: Batch, key: Array, state: Any) -> Any:
         if isinstance(model, BlockModel):  # blocks do not change the metrics of the head
             x = model.embed({name: params[name] for name in model.embed_reads}, rows, key)
             if model.parallelize is None:
                 one = jax.tree.map(lambda leaf: leaf[0], params["blocks"])
                 x = model.block(one, x, fold_block(key, jnp.asarray(0)))
             return model.head({name: params[name] for name in model.head_reads}, x, rows, key)
-        state = jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract_model_state(model, plan.options.precision.params)
-        )
         return model.loss(params, rows, key, *((state,) if has_state(model) else ()))
 
     with record_batch_axes() as requests:
         try:
-            found = jax.eval_shape(lambda *given: as_sums(loss(*given)).metrics, params, rows, key)
+            found = jax.eval_shape(lambda *given: as_sums(loss(*given)).metrics, params, rows, key, state)
         except Exception:  # a model that only runs on its mesh
             return 0, False
     return len(jax.tree.leaves(found)), bool(requests) or has_state(model)
@@ -223,15 +224,5 @@ def count_calls(model: Model | BlockModel, accumulate: int, timetable: Timetable
         for reads, part in ((model.embed_reads, "embed_backward"), (model.head_reads, "head_backward")):
             for name in reads:
                 groups[name] = groups.get(name, 0) + turns[part] * accumulate
-    return CallCounts(
-        embed=turns["embed"] * accumulate,
-        embed_backward=turns["embed_backward"] * accumulate,
-        block=turns["forward"] * accumulate,
-        block_again=turns["recompute"] * accumulate,
-        block_backward=turns["backward_input"] * accumulate,
-        block_weight=turns["backward_weight"] * accumulate,
-        head=turns["head_backward"] * accumulate,
-        rows=blocks,
-        group_gradients=groups,
-        others=accumulate,
-    )
+    calls = (turns[part] * accumulate for part in COUNTED)
+    return CallCounts(*calls, rows=blocks, group_gradients=groups, others=accumulate)

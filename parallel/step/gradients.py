@@ -1,6 +1,7 @@
 """Gradients of the loss: summed over microbatches on each device; their global norm."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -43,7 +44,7 @@ def accumulate_gradients(
     microbatches, axes = plan.options.accumulate, plan.manual_axes
     kept = local.keep(params)
     params = local.carriers(params)
-    differentiate = local.differentiate or _by_autodiff(local)
+    differentiate = local.differentiate or partial(_by_autodiff, local)
     if microbatches == 1:
         found, gradients = differentiate(params, kept, batch, key, state, scale)
         sums = jax.tree.map(lambda leaf: vary(leaf, axes), found._replace(state=()))
@@ -68,20 +69,17 @@ def accumulate_gradients(
     return gradients, sums._replace(state=state)
 
 
-def _by_autodiff(local: LocalLoss) -> Callable[..., tuple[LossSums, Params]]:
-    """Returns the function that computes the sums of a loss and its gradients by autodiff."""
+def _by_autodiff(
+    local: LocalLoss, params: Params, kept: Any, batch: Batch, key: Array | None, state: Any, scale: Array | None
+) -> tuple[LossSums, Params]:
+    """Computes the sums of a loss and its gradients by autodiff; see `LocalLoss.differentiate`."""
 
-    def differentiate(
-        params: Params, kept: Any, batch: Batch, key: Array | None, state: Any, scale: Array | None
-    ) -> tuple[LossSums, Params]:
-        def loss(params: Params) -> tuple[Array, LossSums]:
-            sums = local.loss(params, kept, batch, key, state)
-            return scaled(sums.total, scale), sums
+    def loss(params: Params) -> tuple[Array, LossSums]:
+        sums = local.loss(params, kept, batch, key, state)
+        return scaled(sums.total, scale), sums
 
-        (_, sums), gradients = jax.value_and_grad(loss, has_aux=True)(params)
-        return sums, gradients
-
-    return differentiate
+    (_, sums), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+    return sums, gradients
 
 
 def _split(rows: Array, microbatches: int, spread: bool) -> Array:

@@ -194,9 +194,7 @@ def _tree_problem(given: Any, expected: Any) -> str:
 
 def _fits(leaf: Any, wanted: Any) -> bool:
     """Returns whether an array has the expected dtype, shape and sharding; a missing array is None."""
-    if leaf is None or wanted is None or not hasattr(leaf, "dtype"):
-        return False
-    if leaf.dtype != wanted.dtype or leaf.shape != wanted.shape:
+    if not hasattr(leaf, "dtype") or wanted is None or (leaf.dtype, leaf.shape) != (wanted.dtype, wanted.shape):
         return False
     is_placed = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
     return not is_placed or leaf.sharding.is_equivalent_to(wanted.sharding, leaf.ndim)

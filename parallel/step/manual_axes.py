@@ -19,6 +19,10 @@ def over_manual_axes(
 ) -> Callable[..., Any]:
     """Applies `shard_map` over the manual axes. XLA handles the other axes; without manual axes, nothing is mapped.
 
+    Traces with JAX's checks of varying axes, and falls back to tracing without them if the model fails them. A model
+    that starts a loop from constants (`jnp.zeros` as a recurrent state) is correct, but fails the checks inside
+    `shard_map`. The runtime's own collectives give the same results with and without the checks.
+
     Args:
         local: The function that each device runs on its own shards.
         plan: The mesh and its manual axes.
@@ -38,15 +42,6 @@ def over_manual_axes(
         jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=check_vma)
         for check_vma in (True, False)
     )
-    return _with_fallback(checked, unchecked)
-
-
-def _with_fallback(checked: Callable[..., Any], unchecked: Callable[..., Any]) -> Callable[..., Any]:
-    """Traces with JAX's checks of varying axes, and falls back to tracing without them if the model fails them.
-
-    A model that starts a loop from constants (`jnp.zeros` as a recurrent state) is correct, but fails the checks inside
-    `shard_map`. The runtime's own collectives give the same results with and without the checks.
-    """
 
     def call(*arguments: Any) -> Any:
         try:

@@ -10,11 +10,10 @@ import numpy as np
 from jax import Array, lax
 
 from ...layouts.paths import in_blocks, leaves_with_paths, map_with_path
-from ...layouts.table import LayoutTable
 from ...mesh.compat import varying_axes
 from ...mesh.errors import did_you_mean, raise_problems
 from ...mesh.keys import WORDS, key_of
-from ..model import BlockModel, Model, Params, has_state
+from ..model import Params, has_state
 from ..options import cast_floats
 from ..schedule.stages import Stages
 from ..sharding.stored_order import StoredOrder
@@ -81,29 +80,6 @@ def with_means(metrics: StepMetrics, loss_scale: Any = ()) -> StepMetrics:
     return metrics._replace(model=means, loss_scale=loss_scale.scale if loss_scale else ())
 
 
-def with_shardings(table: LayoutTable, *, abstract: bool) -> Any:
-    """Returns the arrays of a table as ShapeDtypeStructs with shardings; `abstract`: on a mesh without devices."""
-
-    shardings = table.shardings(abstract=abstract)
-    return jax.tree.map(lambda leaf, sharding: leaf.update(sharding=sharding), table.abstract_arrays, shardings)
-
-
-MAX_SEED = 2**32 - 1
-"""JAX uses only the lower 32 bits of a seed unless 64-bit types are enabled: larger seeds would repeat keys."""
-
-
-def seed_problem(seed: int, name: str) -> str | None:
-    """Returns the error message for a seed that is out of range, or None.
-
-    Args:
-        seed: The seed.
-        name: The name of the seed in the message.
-    """
-    if 0 <= seed <= MAX_SEED:
-        return None
-    return f"{name}={seed} must be from 0 to 2**32 - 1 = {MAX_SEED}: random keys use 32 bits of a seed."
-
-
 def abstract_model_state(model: Any, dtype: str) -> Any:
     """Returns the shapes and dtypes of a model's state as a run stores it; () if it does not have one.
 
@@ -144,17 +120,6 @@ def reduce_model_state(found: Any, state: Any, axes: tuple[str, ...], *, typed: 
         return lax.convert_element_type(leaf, before.dtype)  # not a weak type, so that the next step reuses the program
 
     return jax.tree.map(reduce_leaf, found, state)
-
-
-def draw_params(model: Model | BlockModel, dtype: str, key_data: Array) -> Params:
-    """Returns the parameters drawn by the model's init, in the stored dtype. Traced.
-
-    Args:
-        model: The model, its blocks in the order in which they are stored.
-        dtype: The stored dtype of floating-point parameters.
-        key_data: Raw data of the run's key.
-    """
-    return cast_floats(model.init(key_of(key_data)), dtype)
 
 
 def place_params(given: Params, stored: Params, order: StoredOrder) -> Params:

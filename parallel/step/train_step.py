@@ -23,12 +23,13 @@ from jax import Array
 from ...layouts.resolve import resolve_optimizer_state
 from ...layouts.table import LayoutTable
 from ...mesh.errors import UserError
-from ...mesh.keys import WORDS, make_key
+from ...mesh.keys import WORDS, check_seed, key_of, make_key
 from ...mesh.targets import compiling_for
 from .. import compression, diloco
 from ..collectives import Collective, merge
 from ..model import AbstractBatch, Batch, BlockModel, Model, Params, has_state
 from ..model.loss_sums import LossSums
+from ..options import cast_floats
 from ..plan import ShardingPlan
 from ..sharding.batch_rows import check_eval_rows, check_rows
 from ..sharding.lay_out import abstract_parameters
@@ -37,17 +38,7 @@ from .composition import DeviceStep
 from .cost import step_cost
 from .inputs import BatchCheck, BatchShapes, explain_errors, shapes_of, warn_of_recompilation
 from .loss_scaling import accept, first_loss_scale
-from .state import (
-    StepMetrics,
-    TrainState,
-    abstract_model_state,
-    draw_params,
-    first_model_state,
-    place_params,
-    seed_problem,
-    with_means,
-    with_shardings,
-)
+from .state import StepMetrics, TrainState, abstract_model_state, first_model_state, place_params, with_means
 from .update import abstract_optimizer_state, apply_optimizer, make_local_step, start_copies
 
 
@@ -79,15 +70,13 @@ class Step:
         Raises:
             UserError: The given parameters do not fit the model, or the seed is out of range.
         """
-        if problem := seed_problem(seed, "seed"):
-            raise UserError(problem)
+        check_seed(seed)
         abstract = self.abstract_state()
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         key_data = jax.random.key_data(make_key(seed))
         if params is None:
             # In a program of their own, parameters have the same bits for every strategy.
-            draw = partial(draw_params, self.model, self.precision.params)
-            params = jax.jit(draw, out_shardings=shardings.params)(key_data)
+            params = jax.jit(self._draw_params, out_shardings=shardings.params)(key_data)
         else:
             params = place_params(params, abstract.params, stored_order(self.plan))
         make = jax.jit(self._first_state, out_shardings=shardings._replace(model_state=()), donate_argnums=0)
@@ -194,7 +183,7 @@ class Step:
     def abstract_state(self, *, abstract: bool = False) -> TrainState:
         """Returns the shapes, dtypes and shardings of the state; `abstract` uses a mesh without devices."""
         tables = self.plan.table, self.optimizer_table, self.extra_table
-        params, opt_state, extra = (with_shardings(table, abstract=abstract) for table in tables)
+        params, opt_state, extra = (table.sharded_arrays(abstract=abstract) for table in tables)
         replicated: Any = self.plan.replicated(abstract=abstract)
         step, key = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((WORDS,), jnp.uint32)
         loss_scale = jax.eval_shape(lambda: first_loss_scale(self.precision))
@@ -227,6 +216,10 @@ class Step:
             platform: The platform of the step ("cpu", "cuda", ...); by default that of the mesh's devices.
         """
         return merge(step_cost(self.given_model, self.plan, abstract_batch, platform or self.plan.platform))
+
+    def _draw_params(self, key_data: Array) -> Params:
+        """Returns the parameters drawn by the model's init, in the stored dtype and order. Traced."""
+        return cast_floats(self.model.init(key_of(key_data)), self.precision.params)
 
     def _first_state(self, params: Params, key_data: Array) -> TrainState:
         state = TrainState(jnp.zeros((), jnp.int32), params, (), key_data, loss_scale=first_loss_scale(self.precision))

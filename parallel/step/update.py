@@ -157,8 +157,7 @@ def make_local_step(
     def end_round(params: Params, extra: diloco.Copies, step: Array) -> tuple[Params, diloco.Copies]:
         of_all = params, _own(extra.copies), extra.momentum
         frozen, (params, own, momentum) = zip(*map(plan.split_frozen, of_all), strict=True)
-        found = diloco.outer_step(params, own, momentum, step, plan)
-        moved, copies, momentum = map(join, found, frozen)
+        moved, copies, momentum = map(join, diloco.outer_step(params, own, momentum, step, plan), frozen)
         return moved, diloco.Copies(_stacked(copies), momentum)
 
     in_specs, out_specs = (copied, plan.batch_spec, whole, whole, whole), (of_trained, PartitionSpec(AXIS), whole)

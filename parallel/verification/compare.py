@@ -33,7 +33,7 @@ FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
 """All dtypes float64, so that rounding cannot be mistaken for an error."""
 
 OTHER_STEP = 7919
-"""The index of a step whose random numbers must differ from those of step 0."""
+"""The index of a step that must draw other random numbers than step 0."""
 
 
 def verify(

@@ -8,6 +8,7 @@ params                   = optimizer.update(clip(gradients))                    
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -68,10 +69,11 @@ class Reference(NamedTuple):
         return [path for path, leaf in leaves_with_paths(self.first.gradients) if not np.any(leaf)]
 
 
+@dataclass(eq=False)
 class OneDevice:
     """Training on one device.
 
-    Args:
+    Attributes:
         model: The model, whole, its blocks in its own order.
         optimizer: An optax transformation without clipping.
         clip_norm: The maximum global norm of gradients; 0 = no clipping.
@@ -80,22 +82,15 @@ class OneDevice:
         accumulate: The number n of microbatches per step, each of every nth row; unused if rows are independent.
     """
 
-    def __init__(
-        self,
-        model: Model | BlockModel,
-        optimizer: optax.GradientTransformation,
-        *,
-        clip_norm: float,
-        compute: str,
-        seed: int,
-        accumulate: int = 1,
-    ) -> None:
-        self.model = model
-        self.accumulate = accumulate
-        self.compute = compute
-        self.seed = seed
-        self.clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
-        self.optimizer = optimizer
+    model: Model | BlockModel
+    optimizer: optax.GradientTransformation
+    clip_norm: float
+    compute: str
+    seed: int
+    accumulate: int = 1
+
+    def __post_init__(self) -> None:
+        self.clip = optax.clip_by_global_norm(self.clip_norm) if self.clip_norm else optax.identity()
         self._differentiate, self._update = jax.jit(self._sums), jax.jit(self._apply)
         self._evaluate = jax.jit(lambda params, batch, state: self._loss(params, self._inputs(batch), None, state))
 

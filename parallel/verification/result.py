@@ -49,7 +49,7 @@ JSON_NAMES = {
 }
 """Key of the JSON -> quantity."""
 JSON_PLACES = {"worst_leaf": "gradients", "worst_parameter": "parameters"}
-"""Key of the JSON -> quantity whose worst array it names."""
+"""Key of the JSON -> the quantity; the value is the name of its worst array."""
 LINES = ("predicted", "found", "left_to_xla", "of_the_model")
 """Collectives in the JSON."""
 

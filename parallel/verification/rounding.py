@@ -7,6 +7,7 @@ a gradient turns such noise into a full update, on which no two programs agree (
 """
 
 from collections.abc import Iterator
+from itertools import compress
 from typing import Any, NamedTuple
 
 import jax
@@ -71,9 +72,7 @@ def _narrowed(jaxpr: Any, scalars: bool, inputs: set[Any]) -> Iterator[Narrowing
         for inner in inner_programs(equation):
             is_call = len(inner.invars) == len(reads) and equation.primitive.name not in ("scan", "while")
             read = reads if is_call else [any(reads)] * len(inner.invars)
-            yield from _narrowed(
-                inner, scalars, {each for each, is_read in zip(inner.invars, read, strict=True) if is_read}
-            )
+            yield from _narrowed(inner, scalars, set(compress(inner.invars, read)))
         if equation.primitive.name != "convert_element_type" or not any(reads):
             continue
         given, made = equation.invars[0].aval, equation.outvars[0].aval

@@ -1,6 +1,7 @@
 """A traced function as a graph of operations, and functions that run some of its operations."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -99,11 +100,7 @@ def run_equations(
     needed.update(variable for variable in outputs if not is_literal(variable))
     constants = {variable: value for variable, value in graph.constants.items() if variable in needed}
     part = graph.jaxpr.replace(constvars=[], invars=[*constants, *inputs], outvars=outputs, eqns=equations)
-
-    def run(*values: Any) -> list[Any]:
-        return eval_jaxpr(part, (), *constants.values(), *values)
-
-    return run
+    return partial(eval_jaxpr, part, (), *constants.values())
 
 
 def operation(equation: Equation) -> Equation:

@@ -10,12 +10,8 @@ from typing import Any
 CALLS = frozenset(("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "checkpoint", "remat", "remat2"))
 """Primitives that call another function."""
 
-MOVES = frozenset(
-    (
-        *("reshape", "transpose", "squeeze", "expand_dims", "slice", "split", "rev", "copy", "copy_p"),
-        *("broadcast_in_dim", "convert_element_type", "reduce_precision", "pvary", "pcast", "stop_gradient", "name"),
-    )
-)
+MOVES = frozenset(("reshape", "transpose", "squeeze", "expand_dims", "slice", "split", "rev", "copy", "copy_p"))
+MOVES |= {"broadcast_in_dim", "convert_element_type", "reduce_precision", "pvary", "pcast", "stop_gradient", "name"}
 """Primitives that move, cast or name one array, and are cheap to repeat."""
 
 JOINS = frozenset(("concatenate", "dynamic_slice"))

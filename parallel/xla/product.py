@@ -38,10 +38,6 @@ def _product(x_BLD: Array, weight_DF: Array) -> Array:
     return x_BLD @ weight_DF
 
 
-def _forward(x_BLD: Array, weight_DF: Array) -> tuple[Array, tuple[Array, Array]]:
-    return x_BLD @ weight_DF, (x_BLD, weight_DF)
-
-
 def _backward(residuals: tuple[Array, Array], gradient_BLF: Array) -> tuple[Array, Array]:
     x_BLD, weight_DF = residuals
     x_gradient_BLD = lax.dot_general(gradient_BLF, weight_DF, (((2,), (1,)), ((), ())))
@@ -59,7 +55,7 @@ def _narrower_first(x_BLD: Array, gradient_BLF: Array) -> Array:
     return lax.optimization_barrier(_weight_gradient(gradient_BLF, x_BLD)).T
 
 
-_product.defvjp(_forward, _backward)
+_product.defvjp(lambda x_BLD, weight_DF: (x_BLD @ weight_DF, (x_BLD, weight_DF)), _backward)
 
 
 def weight_first(x: Array, weight: Array) -> tuple[Array, Array]:

@@ -56,15 +56,11 @@ def _hop(x: Array, axis: str, size: int, direction: int) -> Array:
     return by_platform("hop_in_groups", partial(send_by_all_to_all, **ways), partial(send_by_permute, **ways), x)
 
 
-def _hop_forward(x: Array, axis: str, size: int, direction: int) -> tuple[Array, None]:
-    return _hop(x, axis, size, direction), None
-
-
 def _hop_backward(axis: str, size: int, direction: int, _: None, gradient: Array) -> tuple[Array]:
     return (_hop(gradient, axis, size, -direction),)
 
 
-_hop.defvjp(_hop_forward, _hop_backward)
+_hop.defvjp(lambda *arguments: (_hop(*arguments), None), _hop_backward)
 
 
 def convert_hops(line: Collective, size: int, platform: str) -> Collective:

@@ -38,7 +38,7 @@ def test_text(canonical):
 
 def test_trees(canonical):
     table = make_table(canonical)
-    assert table.specs["embed"] == PartitionSpec("fsdp")
+    assert table.layouts["embed"].spec == PartitionSpec("fsdp")
     assert table.layouts["blocks"][3]["q"].axes == (None, "fsdp")
     assert table.shardings()["blocks"][0]["q"] == NamedSharding(canonical.backend_mesh, PartitionSpec(None, "fsdp"))
     assert table.shardings(abstract=True)["embed"].mesh == canonical.abstract_mesh
@@ -56,7 +56,7 @@ def test_rows(canonical):
 
 def test_an_empty_tree(canonical):
     table = resolve({"a": {}, "b": None}, canonical)
-    assert (table.specs, table.bytes_per_device) == ({"a": {}, "b": None}, 0)
+    assert (table.layouts, table.bytes_per_device) == ({"a": {}, "b": None}, 0)
     assert str(table).endswith("0 arrays, 0 elements, 0 B in total, 0 B per device (8 devices)")
 
 

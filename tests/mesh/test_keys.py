@@ -1,5 +1,6 @@
 """Keys of the runtime are threefry's whatever JAX's default generator is: states and numbers are the same."""
 
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -8,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from spmdkit.mesh.errors import UserError
+from spmdkit.mesh.keys import check_seed
 from spmdkit.models.generation import generate
 from spmdkit.parallel import FSDPConfig, Model, build_step, lay_out
 from spmdkit.parallel.verification.reference import OneDevice
@@ -83,3 +86,12 @@ def expected_text():
 
 def test_samples_ignore_the_default_generator(expected_text, other_generator):
     assert drawn() == expected_text
+
+
+@pytest.mark.parametrize(
+    ("seed", "text"),
+    [(-1, "seed=-1 must be from 0 to 2**32 - 1 = 4294967295"), (2**32, "seed=4294967296 must")],
+)
+def test_rejects_seeds_out_of_range(seed, text):
+    with pytest.raises(UserError, match=f"^{re.escape(text)}"):
+        check_seed(seed)

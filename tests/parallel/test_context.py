@@ -44,7 +44,7 @@ def test_key_value_heads_are_repeated_until_the_size_divides_them(kv_heads, size
 def test_one_device_holds_all_positions(attention):
     config = ContextConfig(attention=attention)
     assert local_positions(6, config).tolist() == [0, 1, 2, 3, 4, 5]
-    assert size_problems(config, 7, 3) == []
+    assert [*size_problems(config, 7, 3)] == []
     assert predicted(config, 2) == ((), (), ())
 
 
@@ -75,7 +75,7 @@ def test_one_device_holds_all_positions(attention):
     ],
 )
 def test_rejects_invalid_sizes(config, sizes, messages):
-    assert size_problems(config, *sizes) == messages
+    assert [*size_problems(config, *sizes)] == messages
 
 
 # Key-value heads: as many as devices or more; fewer; fewer that do not divide it.

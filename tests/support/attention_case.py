@@ -85,5 +85,5 @@ def held_by_all(length, config):
 
 
 def predicted(config, kv_heads, rows=ROWS, dtype="float64"):
-    sizes = {"rows": rows, "length": LENGTH, "heads": HEADS, "kv_heads": kv_heads, "head_size": HEAD_SIZE}
-    return traffic(config, **sizes, dtype=dtype, platform="cpu")
+    head = rows * LENGTH // config.size * HEAD_SIZE
+    return traffic(config, head=head, heads=HEADS, kv_heads=kv_heads, dtype=dtype, platform="cpu")

@@ -8,11 +8,12 @@ Syntax, for the MLP of a block with rows B, positions L and the axis `columns` o
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from spmdkit.parallel.collectives import Collective, Traffic, wire_bytes
+from spmdkit.parallel.collectives import Collective, Traffic, own_collectives, wire_bytes
 from spmdkit.parallel.options import check_options
 from spmdkit.parallel.plan import as_stored, no_problems, split_by_model, splits_nothing, summed_elsewhere, unchanged
 
@@ -34,17 +35,13 @@ class ColumnsConfig:
 
 OPTIONS = ColumnsConfig
 SPLITS = ("parameters", "work")
-layout = split_by_model(AXIS)
+layout = partial(split_by_model, AXIS)
 update_layout = splits_nothing
 used_layout = as_stored
 begin = finish = unchanged
 reduce = summed_elsewhere
 check = no_problems
-
-
-def cost(plan, counts, platform):
-    """Returns the collectives of the model over the axis."""
-    return counts.own_over(AXIS)
+cost = partial(own_collectives, AXIS)
 
 
 def parallelize(parallel):

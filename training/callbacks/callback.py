@@ -23,14 +23,14 @@ at once; otherwise they agree on the next step that none of them has started (`G
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from ...mesh.errors import UserError, raise_problems
 from ...mesh.processes import is_main_process
-from ...parallel.options import validated
+from ...parallel.options import type_problems
 from ...parallel.step.state import TrainState
 from ..run_files import Kind
 
@@ -60,15 +60,9 @@ class Requests:
 
     def __or__(self, other: "Requests") -> "Requests":
         """Combines both: of two ends the first wins, of two factors of one part the last."""
-        first = self if self.end else other
-        return Requests(
-            end=first.end,
-            reason=first.reason,
-            evaluate=self.evaluate or other.evaluate,
-            save=self.save or other.save,
-            factor=self.factor * other.factor,
-            parts={**self.parts, **other.parts},
-        )
+        first, evaluate, save = self if self.end else other, self.evaluate or other.evaluate, self.save or other.save
+        factor, parts = self.factor * other.factor, {**self.parts, **other.parts}
+        return replace(first, evaluate=evaluate, save=save, factor=factor, parts=parts)
 
     def __bool__(self) -> bool:
         return self != Requests()
@@ -284,20 +278,13 @@ class Callback:
 
 
 class CatalogCallback(Callback):
-    """A callback of the catalog: a dataclass whose fields are its options."""
+    """A callback of the catalog: a dataclass with its options as fields."""
 
     def __post_init__(self) -> None:
         """Checks the types and ranges of the options."""
         known = [each for each in type(self).__mro__ if each.__module__.startswith(f"{__package__}.")]
         catalog = next(filter(is_dataclass, known), None)  # subclasses of yours may have fields of any type
-        problems = []
-        for each in fields(catalog) if catalog else ():
-            try:
-                key = f"{type(self).__name__}.{each.name}"
-                setattr(self, each.name, validated(each.type, getattr(self, each.name), key))
-            except UserError as error:
-                problems.append(str(error))
-        raise_problems(problems)
+        raise_problems(type_problems(type(self).__name__, self, catalog) if catalog else ())
 
 
 EVENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))

@@ -110,12 +110,8 @@ class Conductor:
 
     def pauses_at(self, number: int) -> bool:
         """Returns whether to pause after a step that has just started."""
-        return bool(
-            self._evaluates_at(number)
-            or self._saves_at(number)
-            or self._gate.asked_at(number)
-            or self._ends_epoch(number)
-        )
+        is_due = self._evaluates_at(number) or self._saves_at(number) or self._ends_epoch(number)
+        return is_due or bool(self._gate.asked_at(number))
 
     def pause(self, number: int, state: TrainState) -> dict[str, float]:
         """Runs the first half of a pause: evaluates, and agrees on requests.

@@ -87,7 +87,6 @@ def fit(
     folder: Path | str = ".",
     start: int = 0,
     num_steps: int | None = None,
-    steps_per_epoch: int | None = None,
     global_batch: int = 1,
     examples: int = 0,
     log_every: int = 10,
@@ -110,21 +109,16 @@ def fit(
         start: Steps done before the first batch; callbacks continue from the notes of that step's checkpoint.
         num_steps: Steps of the whole run, for callbacks; None = `start` plus the number of batches, which must have a
             length.
-        steps_per_epoch: Removed: give `examples` and `global_batch`.
         global_batch: Rows of a batch, over all devices.
         examples: Rows of an epoch; 0 = there are no epochs.
         log_every: Steps between two logged steps.
         say: Prints a line.
 
     Raises:
-        UserError: A callback cannot work, or fails; `num_steps` is missing; or `steps_per_epoch` is given.
+        UserError: A callback cannot work, or fails; or `num_steps` is missing.
         Diverged: The loss is not finite.
         ReplicasDiffer: Before a save, devices that hold copies of the same array differ; nothing is saved.
     """
-    if steps_per_epoch is not None:
-        raise UserError(
-            f"fit: steps_per_epoch={steps_per_epoch} is no longer supported. Give examples and global_batch."
-        )
     if num_steps is None:
         if not isinstance(batches, Sized):
             raise UserError("fit: these batches do not have a length. Give num_steps, the steps of the whole run.")

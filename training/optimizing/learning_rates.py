@@ -25,7 +25,7 @@ Sources: Loshchilov & Hutter 2017, "SGDR" (cosine); Hu et al. 2024, "MiniCPM" (w
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Annotated, Any, get_type_hints
 
@@ -70,22 +70,22 @@ def make_learning_rate(peak: float, schedule: Mapping[str, Any], num_steps: int)
     return SCHEDULES[options.pop("name", "constant")](peak, num_steps, **options)
 
 
-def learning_rate_problems(schedule: Mapping[str, Any]) -> list[str]:
-    """Returns the problems of `optimizer.schedule` that do not depend on the run: name, options and values."""
+def learning_rate_problems(schedule: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the problems of `optimizer.schedule` that do not depend on the run: name, options and values."""
     options = dict(schedule)
     name = options.pop("name", "constant")
     if not isinstance(name, str) or name not in SCHEDULES:
-        return [f"{KEY}.name={name!r} is not a schedule.{did_you_mean(name, SCHEDULES, otherwise='Choose from')}"]
+        yield f"{KEY}.name={name!r} is not a schedule.{did_you_mean(name, SCHEDULES, otherwise='Choose from')}"
+        return
     schedule_function = SCHEDULES[name]
     _, _, *known = inspect.signature(schedule_function).parameters
     hints = get_type_hints(schedule_function, include_extras=True)
-    problems = unknown_options([option for option in options if option not in known], known, KEY, of=name)
+    yield from unknown_options([option for option in options if option not in known], known, KEY, of=name)
     for option, value in options.items():
         try:
             validated(hints.get(option, Any), value, f"{KEY}.{option}")
         except UserError as error:
-            problems.append(str(error))
-    return problems
+            yield str(error)
 
 
 def constant(peak: float, num_steps: int) -> optax.Schedule:
@@ -150,12 +150,7 @@ def plateau(
 
 
 SCHEDULES: dict[str, Callable[..., optax.Schedule]] = {
-    "constant": constant,
-    "cosine": cosine,
-    "warmup_cosine": warmup_cosine,
-    "linear": linear,
-    "wsd": wsd,
-    "plateau": plateau,
+    each.__name__: each for each in (constant, cosine, warmup_cosine, linear, wsd, plateau)
 }
 """Name -> function of (peak, num_steps, options)."""
 

@@ -1,7 +1,7 @@
 """The section `optimizer`: its options, the options that each optimizer uses, and those of a group."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Annotated, Any
 
@@ -99,15 +99,14 @@ def _default(each: Field[Any]) -> Any:
     return each.default if each.default_factory is MISSING else each.default_factory()
 
 
-def _group_problems(config: OptimizerConfig) -> list[str]:
-    """Returns the problems of the options of groups, with their own keys."""
-    problems = []
+def _group_problems(config: OptimizerConfig) -> Iterator[str]:
+    """Yields the problems of the options of groups, with their own keys."""
     for pattern, group in config.groups.items():
         key = f"{KEY}.{pattern}"
         if not group.given():
-            problems.append(f"{key} is empty, so it changes nothing. Add an option, or remove the group.")
+            yield f"{key} is empty, so it changes nothing. Add an option, or remove the group."
         if group.learning_rate is not None and group.learning_rate_factor is not None:
-            problems.append(f"{key}: learning_rate and learning_rate_factor exclude each other. Keep one of them.")
+            yield f"{key}: learning_rate and learning_rate_factor exclude each other. Keep one of them."
             continue
         invalid = type_problems(key, group)
         try:
@@ -115,8 +114,7 @@ def _group_problems(config: OptimizerConfig) -> list[str]:
                 group_config(config, group)
         except UserError as error:
             invalid = rename_keys(key, error).splitlines()
-        problems += invalid
-    return problems
+        yield from invalid
 
 
 def rename_keys(key: str, error: UserError) -> str:

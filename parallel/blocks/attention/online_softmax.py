@@ -199,8 +199,7 @@ def _num_slices(length: int) -> int:
 
 def _slice(x: Array, num_slices: int, dim: int) -> Array:
     """Cuts a dim into slices on a new dim 0."""
-    sliced = x.reshape(*x.shape[:dim], num_slices, -1, *x.shape[dim + 1 :])
-    return jnp.moveaxis(sliced, dim, 0)
+    return jnp.moveaxis(x.reshape(*x.shape[:dim], num_slices, -1, *x.shape[dim + 1 :]), dim, 0)
 
 
 def _unslice(x: Array, dim: int) -> Array:

@@ -62,12 +62,7 @@ class ContractError(UserError):
 
 
 def check_model(
-    model: Model | BlockModel,
-    batch: HostBatch,
-    *,
-    params: Params | None = None,
-    seed: int = 0,
-    check: str = "error",
+    model: Model | BlockModel, batch: HostBatch, *, params: Params | None = None, seed: int = 0, check: str = "error"
 ) -> tuple[Breach, ...]:
     """Checks a model and its contract with the runtime on one device, as `spmdkit train` does.
 

@@ -7,8 +7,8 @@ shuffled     rows 2 0 3 1                 must give the pair of `whole`
 unweighted   rows 0 1 2 3, weights of 0   must give (0, 0)
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ....mesh.compat import is_literal, quick_compiler_options
+from ....mesh.compat import is_literal, jax_option, quick_compiler_options
 from ....mesh.keys import make_key
 from ...model import BlockModel, Model, Params
 from ...sharding.batch_rows import record_batch_axes
@@ -229,12 +229,6 @@ def compile_quickly(function: Callable[..., Any], *arguments: Any) -> Any:
         return jax.jit(function).lower(*arguments).compile(compiler_options=quick_compiler_options())
 
 
-@contextmanager
-def quick_compilation() -> Iterator[None]:
+def quick_compilation() -> AbstractContextManager[None]:
     """Disables most of XLA's optimizations within a `with` block, for short compilation."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_disable_most_optimizations", before)
+    return jax_option("jax_disable_most_optimizations", True)

@@ -1,7 +1,5 @@
 """The step as a whole: state, donation, metrics, errors, lowering without devices, models that do not type."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,6 @@ import pytest
 from spmdkit.parallel import FSDPConfig, Model, Precision, build_step, lay_out
 from spmdkit.parallel.step.inputs import shapes_of
 from spmdkit.parallel.step.manual_axes import UncheckedStep
-from spmdkit.parallel.step.state import draw_params
 from support import toy
 
 import spmdkit
@@ -61,7 +58,7 @@ def test_no_device_ever_holds_a_whole_large_array():
     state, key = step.abstract_state(), jax.ShapeDtypeStruct((2,), jnp.uint32)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     programs = (
-        jax.jit(partial(draw_params, step.model, step.precision.params), out_shardings=shardings.params).lower(key),
+        jax.jit(step._draw_params, out_shardings=shardings.params).lower(key),
         jax.jit(step._first_state, out_shardings=shardings, donate_argnums=0).lower(state.params, key),
     )
     whole = 1024 * 1024 * 4

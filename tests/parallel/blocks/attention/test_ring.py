@@ -59,10 +59,10 @@ def test_bfloat16_is_summed_in_float32():
 
 
 def test_on_a_gpu_bfloat16_keys_travel_as_such_and_their_gradients_in_float32():
-    sizes = {"rows": ROWS, "length": LENGTH, "heads": HEADS, "kv_heads": 2, "head_size": HEAD_SIZE}
-    elements = 3 * 2 * ROWS * (LENGTH // 4) * 2 * HEAD_SIZE
+    head = ROWS * (LENGTH // 4) * HEAD_SIZE
+    elements = 3 * 2 * 2 * head
     lines = [Collective("collective-permute", ("context",), 3, elements * width) for width in (2, 4)]
-    assert traffic(ring(4), **sizes, dtype="bfloat16", platform="cuda") == (
+    assert traffic(ring(4), head=head, heads=HEADS, kv_heads=2, dtype="bfloat16", platform="cuda") == (
         tuple(lines[:1]),
         tuple(lines),
         tuple(lines[:1]),

@@ -22,6 +22,8 @@ from spmdkit.parallel.schedule.timing import measure
 from spmdkit.planning import search as search_module
 from spmdkit.planning.candidates import POLICIES, Candidate, ModelSizes, enumerate_candidates, group_of, model_sizes
 from spmdkit.planning.estimate import Estimate, Estimator, pipeline_time
+from spmdkit.planning.kernel_time import EFFICIENCY
+from spmdkit.planning.link_time import collective_seconds
 from spmdkit.planning.run_plan import plan_run
 from spmdkit.planning.search import Corrections, Row, rank, search
 from spmdkit.planning.separate_process import Compilations
@@ -150,16 +152,39 @@ def by_hand(sizes, **counts):
     return Estimator(model, parse_target("h100:1x4"), 4, Precision(compute="bfloat16"))
 
 
+EXPERTS = MoEConfig(vocabulary=16, length=8, layers=4, width=8, heads=4, experts=4, top_k=2)
+
+
 @pytest.mark.parametrize(
     ("axis", "stored"), [("fsdp", 750), ("tensor", 750), ("expert", 1800), ("pipe", 1500), ("data", 3000)]
 )
 def test_update_takes_as_long_as_the_parameters_of_a_device(axis, stored):
     """4 blocks of 100 parameters and 400 of experts, and 1,000 outside them: 3,000 on one device."""
-    counts = {"block_parameters": 100, "expert_parameters": 400, "outer_parameters": 1000}
-    estimator = by_hand(MoEConfig(vocabulary=16, length=8, layers=4, width=8, heads=4, experts=4), **counts)
+    estimator = by_hand(EXPERTS, block_parameters=100, expert_parameters=400, outer_parameters=1000)
     pipe = {"schedule": "1f1b", "microbatches": 4} if axis == "pipe" else {}
     alone, split = (estimator.estimate(Candidate(mesh=mesh, **pipe)) for mesh in ((), ((axis, 4),)))
     assert split.terms["update"] / alone.terms["update"] == pytest.approx(stored / 3000)
+
+
+COLLECTIVES = {
+    "data": [(1, "all-reduce", 8000)],
+    "fsdp": [(4 * 2, "all-gather", 1000), (4, "reduce-scatter", 2000)],
+    "expert": [(4 * 6, "all-to-all", 256)],
+    "tensor": [(4 * 6, "all-gather", 512), (4 * 5, "reduce-scatter", 512)],
+    "context": [(4 * 9, "collective-permute", 256), (4 * 3, "collective-permute", 512), (1, "all-reduce", 8000)],
+}
+
+
+@pytest.mark.parametrize("axis", COLLECTIVES)
+def test_communication_is_that_of_each_block_and_of_the_gradients(axis):
+    """4 blocks of 500 parameters, 32 positions of width 8; gradients take 4 bytes, all else 2; forward runs twice."""
+    estimator = by_hand(EXPERTS, block_parameters=100, expert_parameters=400, outer_parameters=0)
+    found = estimator.estimate(Candidate(mesh=((axis, 4),), remat="full")).communication
+    times = [
+        count * collective_seconds(kind, size, [[0, 1, 2, 3]], estimator.target, EFFICIENCY)
+        for count, kind, size in COLLECTIVES[axis]
+    ]
+    assert found == pytest.approx(sum(times), rel=1e-9)
 
 
 @pytest.mark.parametrize(("tensor", "kept"), [(1, [216, 112, 48, 8]), (2, [124, 56, 24, 4])])

@@ -81,6 +81,14 @@ def test_a_stage_has_at_least_one_of_the_4_blocks():
     assert {candidate.size("pipe") for candidate in found} == {1, 2, 4}
 
 
+def test_blocks_are_kept_for_a_step_only_with_several_microbatches():
+    found = enumerate_candidates(model_sizes(small()), parse_target("h100:1x8"), 16)
+    split = [candidate for candidate in found if candidate.mesh == (("fsdp", 8),)]
+    ways = {(candidate.keep, candidate.accumulate) for candidate in split}
+    assert ways == {("block", 1), ("block", 2), ("step", 2)}
+    assert {candidate.remat for candidate in split} == {*POLICIES}
+
+
 def test_experts_are_split_only_if_the_model_has_them():
     target = parse_target("h100:1x8")
     axes = [
@@ -145,6 +153,7 @@ def test_estimate_has_recomputation_bubble_and_exposed_tensor_traffic():
     few, many = (estimator.estimate(Candidate(mesh=stages, schedule="1f1b", microbatches=number)) for number in (4, 64))
     assert few.bubble > many.bubble + 0.1 > 0.1
     assert few.terms["idle stages"] > many.terms["idle stages"]
+    assert few.terms["traffic of pipe"] > 0
 
 
 def by_hand(sizes, **counts):

@@ -92,7 +92,7 @@ class Display:
         left = self.seconds_left()
         position = f"{self._step}/{self._total} {100 * self._step // max(1, self._total)} %"
         bar = Table.grid(padding=(0, 1), expand=True)
-        bar.add_column(ratio=1)
+        bar.add_column()
         bar.add_column(justify="right", no_wrap=True)
         position += f" {duration(left)} left" if left is not None else ""
         bar.add_row(ProgressBar(self._total, self._step), Text(position))

@@ -105,7 +105,7 @@ class OneDevice:
             return ()
         return jax.device_get(jax.jit(lambda key: _cast(init_state(key), _widest(params)))(_key_of(self.seed)))
 
-    def sums(self, params: Params, batch: HostBatch, step: int = 0, state: Any = None) -> Sums:
+    def sums(self, params: Params, batch: HostBatch, step: int, state: Any = None) -> Sums:
         """Returns the sums of a batch and their gradients.
 
         Args:

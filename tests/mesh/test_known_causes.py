@@ -89,6 +89,7 @@ def test_errors_of_the_machine_can_be_tried_again_and_those_of_a_path_cannot(num
         lambda: __import__("spmdkit.nothing"),
         lambda: (_ for _ in ()).throw(OSError("without a number")),
         lambda: (_ for _ in ()).throw(OSError(errno.EINVAL, "Invalid argument", "/a")),
+        lambda: (_ for _ in ()).throw(OSError(errno.ENOENT, "No such file or directory")),  # the working one exists
         lambda: (_ for _ in ()).throw(RuntimeError("RESOURCE_EXHAUSTED, but not from XLA")),
         lambda: (_ for _ in ()).throw(RuntimeError("out of memory budget")),
         lambda: int("x"),

@@ -8,14 +8,16 @@ import optax
 import pytest
 import reference
 from spmdkit.mesh.axes import AXES
-from spmdkit.parallel import Precision, build_step, census, lay_out
+from spmdkit.parallel import FSDPConfig, Precision, build_step, census, lay_out
 from spmdkit.parallel.blocks.ends import separates_ends
 from spmdkit.parallel.collectives import differing
 from spmdkit.parallel.data import DataParallelConfig
+from spmdkit.parallel.pipeline import PipelineConfig
 from spmdkit.parallel.sharding.stored_order import unstore_blocks
 from spmdkit.parallel.xla import platform
 from support import table, toy
 from support.order import unordered
+from support.pipelines import light
 from support.rows import SIZES, batches, config, first_params, model, num_devices, optimizer, plain, row_named, sizes_of
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
@@ -115,6 +117,28 @@ def test_numbers_on_gpus_with_the_first_and_last_block_outside_the_loop(row, flo
     """Simulated devices run this form of the step only here."""
     monkeypatch.setattr(platform, "OVERLAPPING", ("cpu",))
     check(row, "float64", of_gpus=True)
+
+
+QUICK = {
+    "recompute": ({"pipe": PipelineConfig(size=2, microbatches=4, recompute=True)}, "none"),
+    "split backward": ({"pipe": PipelineConfig(size=2, schedule="zb_h1", microbatches=4)}, "none"),
+    "prefetch": ({"fsdp": FSDPConfig(size=2, floor_bytes=table.FLOOR, prefetch=1)}, "none"),
+    "ends": ({"fsdp": FSDPConfig(size=2, floor_bytes=table.FLOOR)}, "full"),
+}
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_gradients_of_a_light_model_equal_one_device(name, monkeypatch):
+    """Of 4 blocks, in the forms of the step that loop over them."""
+    monkeypatch.setattr(platform, "OVERLAPPING", ("cpu",))
+    (strategy, remat), own, batch = QUICK[name], light(4), toy.batch(0)
+    layouts, params = lay_out(own, strategy, devices=toy.devices(2)), toy.first_params(own)
+    step = build_step(own, optax.sgd(0.1), layouts, remat=remat)
+    assert separates_ends(own, step.plan) == (name == "ends")
+    found, _ = step.gradients(step.init(0, params), batch)
+    (_, weight), sums = jax.jit(jax.value_and_grad(lambda p: own.loss(p, batch, None), has_aux=True))(params)
+    expected = jax.tree.map(lambda leaf: np.asarray(leaf) / weight, sums)
+    assert worst(natural(layouts, found), expected) < (TOLERANCE["float32"],)
 
 
 def check(row, dtype, *, drawn=False, of_gpus=False):

@@ -159,7 +159,7 @@ def test_the_split_loss_and_its_gradient_are_those_of_the_whole(float64):
     random, size = np.random.default_rng(1), 4
     logits = random.normal(size=(2, 8, 12)) + np.repeat([-900.0, 0.0, 900.0, 850.0], 3)
     logits[:, ::2] = random.normal(size=(2, 4, 12))
-    targets, weights = random.integers(0, 12, (2, 8)).astype(np.int32), random.random((2, 8))
+    targets, weights = random.integers(0, 12, (2, 8)).astype(np.int32), random.random((2, 8)).astype(np.float32)
 
     def local(logits, targets, weights):
         def share(own):

@@ -17,7 +17,8 @@ from spmdkit.configs import load_config
 from spmdkit.mesh import list_devices, targets
 from spmdkit.planning import run_plan
 from spmdkit.planning.kernel_time import EFFICIENCY
-from spmdkit.planning.run_plan import plan_run, tokens_per_device
+from spmdkit.planning.run_plan import plan_run, time_lines, tokens_per_device
+from spmdkit.planning.timeline import Exchange, Timeline
 from spmdkit.runtime.build_run import build
 from spmdkit.runtime.compilation import DOUBLE_BUFFERING
 
@@ -66,6 +67,13 @@ def card(tmp_path):
 def planned(target, *overrides):
     config = load_config("fsdp", [*SIZES.split(), *overrides], sizes=False)
     return plan_run(config, str(target))
+
+
+def test_prints_collectives_that_expose_more_than_a_hundredth():
+    collectives = {"long": 0.5, "short": 0.004}
+    exchanges = [Exchange(name, "all-gather", "", 1, 1.0, 1.0, time, 0, 0, "") for name, time in collectives.items()]
+    lines = time_lines(Timeline(1.0, 0.496, 2.0, 0.504, 0.0, tuple(exchanges), {}), 1.0, tokens=0)
+    assert [line.rpartition(": ")[2] for line in lines if line.startswith("  exposed")] == ["long"]
 
 
 def test_analytic_plan_has_the_state_of_each_device(without_compiler):

@@ -10,6 +10,7 @@ import pytest
 from spmdkit.models.adapters.adapted import Rows, drop, mode_arguments
 from spmdkit.models.adapters.keras import _on_mesh
 from spmdkit.models.adapters.library_model import adapt
+from spmdkit.parallel.sharding.batch_rows import uses_batch_axes
 
 
 def test_arguments_that_say_opposite_things():
@@ -100,11 +101,11 @@ def two_dropouts(library):
         class Net(flax_nnx.Module):
             def __init__(self, rngs):
                 self.linear = flax_nnx.Linear(4, 64, rngs=rngs)
-                self.first, self.second = (flax_nnx.Dropout(0.5, rngs=rngs) for _ in range(2))
+                self.first, self.second = flax_nnx.Dropout(0.5, rngs=rngs), flax_nnx.Dropout(0.5)
 
-            def __call__(self, x):
+            def __call__(self, x, deterministic: bool, rngs: flax_nnx.Rngs):
                 ones = 1.0 + 0.0 * self.linear(x)
-                return self.first(ones) * self.second(ones)
+                return self.first(ones) * self.second(ones, deterministic=deterministic, rngs=rngs)
 
         return Net
     os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -126,7 +127,7 @@ def test_two_dropout_layers_draw_different_masks(library):
     }
     with jax.numpy_rank_promotion("allow"):
         model = adapt(two_dropouts(library), loss=lambda outputs, _: (outputs > 0).mean(-1), example=batch)
-        sums = model.loss(
-            model.init(jax.random.key(0)), {**batch, "weights": np.ones(16, np.float32)}, jax.random.key(1)
-        )
+        given = model.init(jax.random.key(0)), {**batch, "weights": np.ones(16, np.float32)}, jax.random.key(1)
+        sums = model.loss(*given)
+        assert not uses_batch_axes(model.loss, *given), "no layer combines rows"
     assert 0.18 < float(sums[0]) / 16 < 0.32

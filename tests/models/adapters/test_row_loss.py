@@ -23,6 +23,12 @@ def test_one_logit_stands_for_class_1_above_0():
     assert found.tolist() == [True, True, True, False]
 
 
+def test_accuracy_compares_the_largest_logit_of_each_position():
+    logits = jnp.eye(4)[jnp.array([[0, 1, 2], [3, 3, 0]])]
+    found = accuracy(logits, {"targets": jnp.array([[0, 1, 1], [3, 2, 0]])})
+    assert found.tolist() == [[True, True, False], [True, False, True]]
+
+
 def test_weights_are_of_rows_or_of_positions():
     losses = np.arange(6.0, dtype=np.float32).reshape(3, 2)
     plain = {"inputs": jnp.zeros((3, 5))}

@@ -16,7 +16,9 @@ from spmdkit.parallel.verification.collective_check import (
 from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
 from support import toy
 
-pytestmark = pytest.mark.slow_except("test_detects_optimizer_that_combines_elements")
+pytestmark = pytest.mark.slow_except(
+    "test_detects_optimizer_that_combines_elements", "test_compares_no_bytes_of_shards_that_xla_moves"
+)
 
 WIDTH = 128
 STRATEGIES = {
@@ -75,6 +77,16 @@ def test_accepts_missing_collectives_of_frozen_parameters(strategy):
     assert check_collectives(step, BATCH, frozen=("up", "bias")).unexpected == ()
     named = check_collectives(step, BATCH).unexpected
     assert any(text.startswith("reduce-scatter") for text in named), "they need not be moved, and are not"
+
+
+def test_compares_no_bytes_of_shards_that_xla_moves():
+    """Both axes split one dim, so a gather over one of them moves more than its shards."""
+    strategy = {"fsdp": FSDPConfig(size=2, floor_bytes=512), "tensor": {"size": 2, "explicit": False}}
+    rules = {"blocks/down": (None, None, ("tensor", "fsdp"))}
+    layouts = lay_out(toy.BLOCK_MODEL, strategy, rules=rules, devices=toy.devices(4))
+    result = check_collectives(build_step(toy.BLOCK_MODEL, optax.sgd(0.1), layouts), toy.batch(0))
+    assert set(result.predicted) - set(result.found), "the bytes differ"
+    assert result.unexpected == ()
 
 
 def test_accepts_partly_frozen_block():

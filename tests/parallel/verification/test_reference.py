@@ -106,7 +106,7 @@ def test_casts_parameters_and_inputs_but_not_weights():
         seen.update({name: str(array.dtype) for name, array in {**batch, "w": params["w"]}.items()})
         return loss(params, batch, key)
 
-    one(model=Model(init=init, loss=recording), compute="bfloat16").sums(PARAMS, BATCH)
+    one(model=Model(init=init, loss=recording), compute="bfloat16").sums(PARAMS, BATCH, 0)
     assert seen == {"inputs": "bfloat16", "w": "bfloat16", "targets": "float32", "weights": "float32"}
 
 

@@ -50,9 +50,8 @@ def _placements() -> np.ndarray:
     """Returns every digit at every place: (digit, top, left, HEIGHT, WIDTH)."""
     glyphs = np.array([[[row >> (4 - column) & 1 for column in range(5)] for row in glyph] for glyph in GLYPHS])
     places = np.zeros((CLASSES, HEIGHT - 7 + 1, WIDTH - 5 + 1, HEIGHT, WIDTH))
-    for top in range(HEIGHT - 7 + 1):
-        for left in range(WIDTH - 5 + 1):
-            places[:, top, left, top : top + 7, left : left + 5] = glyphs
+    for top, left in np.ndindex(places.shape[1:3]):
+        places[:, top, left, top : top + 7, left : left + 5] = glyphs
     return places
 
 
@@ -107,5 +106,4 @@ def synthetic_tokens(config: DataConfig) -> Splits:
     parts = [(0, count), (count, TOKEN_ROWS - count)][: 2 if count < TOKEN_ROWS else 1]
     sources = [SyntheticTokens(first, rows, length, vocabulary) for first, rows in parts]
     description = f"synthetic_tokens: {TOKEN_ROWS:,} rows of {length:,} random tokens, vocabulary {vocabulary:,}"
-    content = fingerprint([], "synthetic_tokens", count, length, vocabulary)
-    return splits_of(sources, vocabulary, description, content)
+    return splits_of(sources, vocabulary, description, fingerprint([], "synthetic_tokens", count, length, vocabulary))

@@ -56,8 +56,7 @@ def verify_config(
     precision = replace(config.precision, **dtypes, loss_scale=config.precision.scaling)
     with x64(precision), quick_compilation():
         if full:
-            splits = open_splits(config.data, config.run.search_path)
-            reduced = Reduced(replace(config, precision=precision), splits, {})
+            reduced = Reduced(replace(config, precision=precision), open_splits(config.data, config.run.search_path))
         else:
             reduced = reduce_config(config, precision, devices)
         small = reduced.config

@@ -46,7 +46,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, *sys.argv[1:], "--folder", folder]
         workers = [
-            subprocess.Popen(command, env=os.environ | job_environment(address, arguments.processes, rank, 1))
+            subprocess.Popen(command, env=os.environ | job_environment(address, arguments.processes, rank, simulate=1))
             for rank in range(arguments.processes)
         ]
         codes = [worker.wait() for worker in workers]

@@ -87,7 +87,7 @@ class Contestant:
         self.gate = stack.enter_context(stops_on_signals())
         self.guards = Guards(built.config.guards, built.config.timeouts, self.display.message)
         say = self.display.message
-        run = run_for_callbacks(built, self.folder, start=0, can_scale=False, say=say)
+        run = run_for_callbacks(built, self.folder, start=0, can_scale=False, say=say, left_out=())
         self.conductor = Conductor(configured_callbacks(built.config), run, self.gate)
         self.recorder = Recorder(built, self.display, run, self.conductor)
         stack.enter_context(self.recorder.open(self.folder, 0))

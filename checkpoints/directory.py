@@ -40,7 +40,7 @@ class Contents(NamedTuple):
         steps: The steps of complete checkpoints, in order.
         damaged: Names of checkpoints that were set aside.
         unfinished: Names of checkpoints that were never completed.
-        leaving: Names of checkpoints whose removal was interrupted.
+        leaving: Names of checkpoints with an interrupted removal.
     """
 
     steps: tuple[int, ...]

@@ -122,8 +122,7 @@ def export(
     sources = _sources(stored, whole_state, merge=lora == MERGED and not whole_state, ema=ema)
     if not sources:
         raise UserError(f"{stored.folder} contains no parameters. Give --whole-state to export everything.")
-    names = Counter(source.name for source in sources)
-    if twice := [name for name, number in names.items() if number > 1]:
+    if twice := [name for name, number in Counter(source.name for source in sources).items() if number > 1]:
         raise UserError(f"Two arrays of {stored.folder} would have the name {twice[0]!r}. Give --whole-state.")
     write = _write_safetensors if target.suffix == ".safetensors" else _write_directory
     with atomic_write(target) as partial:

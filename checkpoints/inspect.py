@@ -67,9 +67,8 @@ def describe(stored: StoredCheckpoint) -> dict[str, Any]:
         group = groups.setdefault(path.split("/")[0], {"arrays": 0, "numbers": 0, "bytes": 0})
         group["arrays"] += 1
         group["numbers"] += array.size
-        group["bytes"] += stored.num_bytes(path)
-        kind = {"path": path, "shape": list(array.shape), "dtype": str(array.dtype)}
-        arrays.append({**kind, "bytes": stored.num_bytes(path)})
+        group["bytes"] += (size := stored.num_bytes(path))
+        arrays.append({"path": path, "shape": list(array.shape), "dtype": str(array.dtype), "bytes": size})
     return {
         "folder": str(stored.folder),
         "step": stored.step,

@@ -61,13 +61,8 @@ class Verdict(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values."""
-        return {
-            "folder": str(self.folder),
-            "whole": self.is_whole,
-            "arrays": self.arrays,
-            "bytes": self.num_bytes,
-            "problems": self.problems,
-        }
+        sizes = {"arrays": self.arrays, "bytes": self.num_bytes}
+        return {"folder": str(self.folder), "whole": self.is_whole, **sizes, "problems": self.problems}
 
     def __str__(self) -> str:
         where = display_path(self.folder)

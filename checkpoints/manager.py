@@ -148,8 +148,7 @@ class Checkpoints:
         description = {"step": step, "about": self._about, "notes": dict(notes or {})}
         self._description = json.loads(json.dumps({**description, "checksums": checksums_by_path(arrays)}))
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(arrays))  # pyright: ignore[reportCallIssue]
-        target = self._directory / str(step)
-        self._watch(partial(self._orbax.save, target, args=args, force=True))
+        self._watch(partial(self._orbax.save, self._directory / str(step), args=args, force=True))
 
     def check(self) -> None:
         """Raises the error of a save that failed in the background; cheap enough for every step.

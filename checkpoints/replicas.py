@@ -102,8 +102,7 @@ class ReplicaCheck:
         Returns:
             (devices, arrays) uint32, replicated.
         """
-        leaves = dict(leaves_with_paths(state))
-        return self.compile()({path: leaves[path] for path in self._groups})
+        return self.compile()({path: leaf for path, leaf in leaves_with_paths(state) if path in self._groups})
 
     def differences(self, sums: Array) -> list[Difference]:
         """Compares the result of `begin`, after waiting for it. Every process finds the same.
@@ -116,8 +115,7 @@ class ReplicaCheck:
         found = []
         for column, (path, groups) in zip(table.T, self._groups.items(), strict=True):
             for members in groups:
-                difference = _compare(path, members, column[members])
-                found += [difference] if difference else []
+                found += _compare(path, members, column[members])
         return found
 
     def check(self, number: int, state: Any) -> None:
@@ -130,8 +128,7 @@ class ReplicaCheck:
         Raises:
             ReplicasDiffer: Some differ; they are named.
         """
-        found = self.differences(self.begin(state)) if self.paths else []
-        if found:
+        if self.paths and (found := self.differences(self.begin(state))):
             raise ReplicasDiffer(f"{self.describe(number, found)}\nThe state was not saved; earlier checkpoints stay.")
 
     def describe(self, number: int, found: Sequence[Difference]) -> str:
@@ -164,10 +161,10 @@ def _groups(leaf: Any, devices: Sequence[Device]) -> list[np.ndarray]:
     return [np.array(held) for held in holders.values() if len(held) > 1]
 
 
-def _compare(path: str, members: np.ndarray, sums: np.ndarray) -> Difference | None:
+def _compare(path: str, members: np.ndarray, sums: np.ndarray) -> list[Difference]:
     counted = Counter(sums.tolist()).most_common()
     if len(counted) == 1:
-        return None
+        return []
     (common, most), (_, next_most) = counted[:2]
     agreeing = tuple(members[sums == common].tolist()) if most > next_most else ()
-    return Difference(path, tuple(int(each) for each in members if each not in agreeing), agreeing)
+    return [Difference(path, tuple(int(each) for each in members if each not in agreeing), agreeing)]

@@ -166,8 +166,7 @@ class StoredCheckpoint:
         return found
 
     def _check(self, found: Mapping[str, int]) -> None:
-        wrong = [path for path, checksum in found.items() if checksum != self.checksums[path]]
-        if wrong:
+        if wrong := [path for path, checksum in found.items() if checksum != self.checksums[path]]:
             raise DamagedCheckpoint(
                 f"The checkpoint {self.folder} is damaged: {some(wrong)} of {len(found)} arrays read as other bits "
                 "than were saved (their checksums differ)."
@@ -204,8 +203,7 @@ def open_fitting(folder: Path, abstract_state: Any) -> StoredCheckpoint:
             f"The checkpoint {folder} was renamed: it is the state of step {stored.step}. Give its directory the name "
             f"{stored.step} again."
         )
-    problems = differences(stored_arrays(abstract_state), stored.arrays)
-    if problems:
+    if problems := differences(stored_arrays(abstract_state), stored.arrays):
         raise mismatch(
             f"The checkpoint {folder} does not fit the state of this run",
             problems,
@@ -286,8 +284,7 @@ def read_averages(stored: StoredCheckpoint, abstract: Any) -> Any:
 
 
 def _read(stored: StoredCheckpoint, what: str, wanted: Mapping[str, Any], held: Sequence[str]) -> Mapping[str, Any]:
-    problems = differences(wanted, {path: stored.arrays[path] for path in held})
-    if problems:
+    if problems := differences(wanted, {path: stored.arrays[path] for path in held}):
         raise mismatch(
             f"The checkpoint {stored.folder} holds other {what} than the model of its config has",
             problems,
@@ -321,7 +318,6 @@ def restore_together(
             result = action(result)
         except DamagedCheckpoint as error:
             damage = str(error)
-        found = next(filter(None, exchange(f"{phase} {name}", damage, seconds=seconds)), "")
-        if found:
+        if found := next(filter(None, exchange(f"{phase} {name}", damage, seconds=seconds)), ""):
             return None, found
     return result, ""

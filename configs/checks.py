@@ -15,6 +15,10 @@ from ..parallel.sharding.strategies import axes_that_split, axis_names
 from .config_errors import ConfigError, Problem
 from .schema import CheckpointConfig, TrainConfig
 
+Sizes = Mapping[str, int]
+"""Mesh axis -> size, which may be -1 (REST)."""
+Strategy = Mapping[str, Any]
+"""Mesh axis -> options of its strategy."""
 Rules = Mapping[str, Iterable[str | tuple[str, ...] | None]]
 REST = -1
 AUTO = "auto"
@@ -23,7 +27,7 @@ ELASTIC_KEY = "launch.elastic"
 
 
 def check_devices(
-    strategy: Mapping[str, Any], train: TrainConfig, rules: Rules, num_devices: int, *, can_simulate: bool = True
+    strategy: Strategy, train: TrainConfig, rules: Rules, num_devices: int, *, can_simulate: bool = True
 ) -> dict[str, int]:
     """Checks the sizes of a config against the number of devices of the run.
 
@@ -49,7 +53,7 @@ def check_devices(
 
 
 def size_problems(
-    strategy: Mapping[str, Any],
+    strategy: Strategy,
     train: TrainConfig,
     rules: Rules,
     num_devices: int | None,
@@ -85,15 +89,14 @@ def size_problems(
     return [problem for problem in found if problem]
 
 
-def axis_sizes(strategy: Mapping[str, Any]) -> dict[str, int]:
+def axis_sizes(strategy: Strategy) -> dict[str, int]:
     """Returns mesh axis -> configured size, which may be -1."""
     return {axis: options.size for axis, options in strategy.items()}
 
 
-def resolved_sizes(sizes: Mapping[str, int], num_devices: int) -> dict[str, int]:
+def resolved_sizes(sizes: Sizes, num_devices: int) -> dict[str, int]:
     """Returns the sizes with -1 replaced by the remaining devices."""
-    rest = num_devices // _product(sizes)
-    return {axis: rest if size == REST else size for axis, size in sizes.items()}
+    return {axis: num_devices // _product(sizes) if size == REST else size for axis, size in sizes.items()}
 
 
 def layout_problems(rules: Rules) -> list[Problem]:
@@ -116,11 +119,11 @@ def layout_problems(rules: Rules) -> list[Problem]:
     return problems
 
 
-def _product(sizes: Mapping[str, int]) -> int:
+def _product(sizes: Sizes) -> int:
     return prod(size for size in sizes.values() if size != REST)
 
 
-def _product_problem(sizes: Mapping[str, int], num_devices: int, known_from: str, can_simulate: bool) -> Problem | None:
+def _product_problem(sizes: Sizes, num_devices: int, known_from: str, can_simulate: bool) -> Problem | None:
     """Returns the problem of sizes with the wrong product, with the sizes that fit."""
     product = _product(sizes)
     has_rest = REST in sizes.values()
@@ -140,7 +143,7 @@ def _product_problem(sizes: Mapping[str, int], num_devices: int, known_from: str
     return Problem("strategy", f"strategy: {given}, but {known_from}: {arithmetic}. Set {join_words(remedies)}.")
 
 
-def _fitting(sizes: Mapping[str, int], axis: str, num_devices: int) -> int | None:
+def _fitting(sizes: Sizes, axis: str, num_devices: int) -> int | None:
     """Returns the size of one axis, nearest to the given one, that makes the product right, or None."""
     others = {other: size for other, size in sizes.items() if other != axis}
     if sizes[axis] == REST or num_devices % _product(others):
@@ -165,9 +168,7 @@ def _batch_problem(split: RowSplit | None, global_batch: int, accumulate: int) -
     )
 
 
-def _row_split(
-    strategy: Mapping[str, Any], sizes: Mapping[str, int], ruled: set[str], accumulate: int
-) -> RowSplit | None:
+def _row_split(strategy: Strategy, sizes: Sizes, ruled: set[str], accumulate: int) -> RowSplit | None:
     """Returns what splits the rows of a batch, by config key, or None if it is unknown or invalid.
 
     Rows are also split over an axis that splits the model's work (`expert`), unless layout rules (whose axes are
@@ -183,7 +184,7 @@ def _row_split(
     return RowSplit({**split, "train.accumulate": accumulate}) if known else None
 
 
-def _microbatches_problem(strategy: Mapping[str, Any], sizes: Mapping[str, int]) -> Problem | None:
+def _microbatches_problem(strategy: Strategy, sizes: Sizes) -> Problem | None:
     """Returns the problem of fewer microbatches than pipeline stages."""
     pipe, stages = strategy.get("pipe"), sizes.get("pipe", 1)
     if pipe is None or not pipe.microbatches or stages in (1, REST):
@@ -192,7 +193,7 @@ def _microbatches_problem(strategy: Mapping[str, Any], sizes: Mapping[str, int])
     return Problem("strategy.pipe.microbatches", message) if message else None
 
 
-def _rounds_problem(strategy: Mapping[str, Any], steps: int) -> Problem | None:
+def _rounds_problem(strategy: Strategy, steps: int) -> Problem | None:
     """Returns the problem of a run with local steps that ends between two synchronizations."""
     data = strategy.get("data")
     every = data.local_steps if data is not None and data.size != 1 else 0
@@ -241,7 +242,7 @@ def elastic_axes() -> tuple[str, ...]:
     return tuple(axis for axis in axes_that_split("rows") if axis not in axes_that_split("work"))
 
 
-def elastic_problems(strategy: Mapping[str, Any], elastic: Sequence[str]) -> list[Problem]:
+def elastic_problems(strategy: Strategy, elastic: Sequence[str]) -> list[Problem]:
     """Returns the problems of `launch.elastic` that do not depend on the devices."""
     problems, data = [], strategy.get("data")
     for axis in dict.fromkeys(elastic):

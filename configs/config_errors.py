@@ -8,11 +8,15 @@ from ..mesh.errors import UserError, counted
 from ..training.optimizing.groups import GroupConfig
 
 PATTERNS = "layouts.rules"
-"""A mapping whose keys are patterns: everything after its name is one key, including dots."""
+"""A mapping with patterns as keys: everything after its name is one key, including dots."""
 GROUPS = "optimizer.groups"
 """A mapping from patterns to options: the part after the last dot is an option, the rest is one key."""
 SUGGESTION = re.compile(r"\. | Did you mean ")
 """The end of the cause and the start of the remedy in a message."""
+
+
+Lines = Mapping[tuple[str, ...], int]
+"""Key of a YAML file, in parts -> its line."""
 
 
 class Problem(NamedTuple):
@@ -41,11 +45,7 @@ class ConfigError(UserError):
 
 
 def config_error(
-    problems: Sequence[Problem],
-    file: str,
-    lines: Mapping[tuple[str, ...], int],
-    given_by: Mapping[str, str],
-    place: str,
+    problems: Sequence[Problem], file: str, lines: Lines, given_by: Mapping[str, str], place: str
 ) -> ConfigError:
     """Combines all problems in one error and prefixes each with the line or the argument that causes it.
 
@@ -101,7 +101,7 @@ def _names(message: str, argument: str) -> bool:
     return bool(re.search(rf"(?<![\w.]){key}(?!\.?\w)", SUGGESTION.split(message)[0]))
 
 
-def _add_line(problem: Problem, lines: Mapping[tuple[str, ...], int]) -> str:
+def _add_line(problem: Problem, lines: Lines) -> str:
     path = _parts(problem.path)
     found = next((lines[path[:depth]] for depth in range(len(path), 0, -1) if path[:depth] in lines), None)
     return problem.message if found is None else f"line {found}: {problem.message}"

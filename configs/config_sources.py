@@ -36,12 +36,16 @@ def preset_names() -> list[str]:
 
 
 def preset_text(name: str) -> str:
-    """Returns the file of a preset with its comments.
+    """Returns the file of a preset, given with or without `.yaml`, with its comments.
 
-    Args:
-        name: One of `preset_names()`.
+    Raises:
+        ConfigError: The preset is unknown; suggests similar names.
     """
-    return (PRESETS / f"{name}.yaml").read_text(encoding="utf-8")
+    names, stem = preset_names(), name.removesuffix(".yaml")
+    if stem in names:
+        return (PRESETS / f"{stem}.yaml").read_text(encoding="utf-8")
+    near = did_you_mean(stem, names, count=3)
+    raise ConfigError([f"unknown preset.{near} Presets: {', '.join(names)}."], name or "an empty name")
 
 
 def describe_presets() -> str:
@@ -51,19 +55,6 @@ def describe_presets() -> str:
     lines = [f"  {name:<{width}}  {preset_text(name).splitlines()[2].removeprefix('# ')}" for name in names]
     head = "Presets, each a complete config; `spmdkit init NAME > my.yaml` copies one to adapt:"
     return "\n".join([head, "", *lines, "", "start here: spmdkit train quickstart"]) + "\n"
-
-
-def find_preset(name: str) -> str:
-    """Returns the name of a preset, given with or without `.yaml`.
-
-    Raises:
-        ConfigError: The preset is unknown; suggests similar names.
-    """
-    names, stem = preset_names(), name.removesuffix(".yaml")
-    if stem in names:
-        return stem
-    near = did_you_mean(stem, names, count=3)
-    raise ConfigError([f"unknown preset.{near} Presets: {', '.join(names)}."], name or "an empty name")
 
 
 def find_config(source: str | Path) -> Path:
@@ -151,6 +142,4 @@ def is_run_directory(folder: Path) -> bool:
 def run_of_checkpoint(folder: Path) -> Path | None:
     """Returns the run directory of a checkpoint or of a directory of checkpoints, or None."""
     checkpoints = next((each for each in (folder, folder.parent) if each.name == CHECKPOINTS), None)
-    if checkpoints is None or not is_run_directory(checkpoints.parent):
-        return None
-    return checkpoints.parent
+    return checkpoints.parent if checkpoints and is_run_directory(checkpoints.parent) else None

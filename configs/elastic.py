@@ -11,7 +11,7 @@ A mesh fits if the rows of the global batch can be split over it. The global bat
 and train.accumulate stay the same: with fewer devices, each of them has more rows at a time.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import log2, prod
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ..mesh.axes import divisors
 from ..mesh.errors import counted
 from ..parallel.sharding.strategies import axes_that_split
-from .checks import ELASTIC_KEY, REST, axis_sizes, size_problems
+from .checks import ELASTIC_KEY, REST, Sizes, axis_sizes, size_problems
 from .config_errors import ConfigError
 from .schema import Config, TrainConfig
 
@@ -39,12 +39,7 @@ class Fitted(NamedTuple):
 
 
 def refit(
-    sizes: Mapping[str, int],
-    elastic: Sequence[str],
-    num_devices: int,
-    fits: Callable[[Mapping[str, int]], bool],
-    *,
-    multiple: int = 1,
+    sizes: Sizes, elastic: Sequence[str], num_devices: int, fits: Callable[[Sizes], bool], *, multiple: int
 ) -> dict[str, int] | None:
     """Returns the sizes of a mesh for the available devices, or None if no mesh fits.
 
@@ -55,8 +50,7 @@ def refit(
         fits: Returns whether a mesh with some sizes can be used.
         multiple: The number of processes; the number of used devices is a multiple of it.
     """
-    rest = [axis for axis, size in sizes.items() if size == REST and axis not in elastic]
-    order = [*rest, *elastic]
+    order = [*(axis for axis, size in sizes.items() if size == REST and axis not in elastic), *elastic]
     fixed = prod(size for axis, size in sizes.items() if axis not in order)
     for used in range(num_devices - num_devices % multiple, 0, -multiple):
         if used % fixed:
@@ -82,16 +76,15 @@ def fit_to_devices(config: Config, num_devices: int, num_processes: int = 1) -> 
     if not elastic:
         return Fitted(config, num_devices)
 
-    def resized(found: Mapping[str, int]) -> dict[str, Any]:
+    def resized(found: Sizes) -> dict[str, Any]:
         return {axis: replace(options, size=found[axis]) for axis, options in config.strategy.items()}
 
-    def fits(found: Mapping[str, int]) -> bool:
+    def fits(found: Sizes) -> bool:
         return not size_problems(resized(found), config.train, config.layouts.rules, prod(found.values()))
 
     found = refit(sizes, elastic, num_devices, fits, multiple=num_processes)
     if found is None:
-        message = _nothing_fits(sizes, elastic, config.train, num_devices, num_processes)
-        raise ConfigError([message], ELASTIC_KEY)
+        raise ConfigError([_nothing_fits(sizes, elastic, config.train, num_devices, num_processes)], ELASTIC_KEY)
     used = prod(found.values())
     return Fitted(replace(config, strategy=resized(found)), used, _summarize(sizes, found, used, num_devices))
 
@@ -108,13 +101,13 @@ def _assignments(axes: Sequence[str], product: int) -> Iterator[dict[str, int]]:
             yield {first: size, **rest}
 
 
-def _distance(found: Mapping[str, int], sizes: Mapping[str, int], order: Sequence[str]) -> list[tuple[float, int]]:
+def _distance(found: Sizes, sizes: Sizes, order: Sequence[str]) -> list[tuple[float, int]]:
     """Returns the distance of sizes from the configured ones, last axis first; if equal, the smaller size wins."""
     axes = [axis for axis in reversed(order) if sizes[axis] != REST]
     return [(round(abs(log2(found[axis] / sizes[axis])), 9), found[axis]) for axis in axes]
 
 
-def _summarize(before: Mapping[str, int], found: Mapping[str, int], used: int, num_devices: int) -> str:
+def _summarize(before: Sizes, found: Sizes, used: int, num_devices: int) -> str:
     changed = [axis for axis in found if before[axis] not in (REST, found[axis])]
     if not changed and used == num_devices:
         return ""
@@ -127,7 +120,7 @@ def _summarize(before: Mapping[str, int], found: Mapping[str, int], used: int, n
 
 
 def _nothing_fits(
-    sizes: Mapping[str, int], elastic: Sequence[str], train: TrainConfig, num_devices: int, num_processes: int
+    sizes: Sizes, elastic: Sequence[str], train: TrainConfig, num_devices: int, num_processes: int
 ) -> str:
     fixed = {axis: size for axis, size in sizes.items() if axis not in elastic and size not in (1, REST)}
     given = " x ".join(f"{axis} {size}" for axis, size in fixed.items())

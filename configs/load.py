@@ -208,8 +208,7 @@ def _to_callbacks(value: Any, problems: list[Problem]) -> tuple[dict[str, Any], 
 def _to_callback(value: Any, key: str, problems: list[Problem]) -> dict[str, Any] | None:
     value = {"name": value} if isinstance(value, str) else value
     if not isinstance(value, Mapping) or "name" not in value:
-        message = f"{key} must be a name or a mapping with a name, as in {CALLBACKS_EXAMPLE}."
-        problems.append(Problem(key, message))
+        problems.append(Problem(key, f"{key} must be a name or a mapping with a name, as in {CALLBACKS_EXAMPLE}."))
         return None
     found: list[Problem] = []
     callback = _to_named(value, key, CALLBACKS, found)

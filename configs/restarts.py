@@ -83,12 +83,6 @@ def rule_of(key: str) -> Rule | None:
     return next((found for name in above if (found := _BY_KEY.get(name))), None)
 
 
-def is_fixed(key: str) -> bool:
-    """Returns whether a key cannot change when a run resumes."""
-    rule = rule_of(key)
-    return rule is not None and rule.kind == "never"
-
-
 def describe_restarts() -> str:
     """Returns the table for `spmdkit train --help-restart`."""
     lines = ["| keys | may change at a restart | why |", "|---|---|---|"]

@@ -65,8 +65,7 @@ def resolve(variables: Mapping[str, str | None]) -> dict[str, str]:
     Raises:
         UserError: The shell does not set some of them.
     """
-    missing = [name for name, value in variables.items() if value is None and name not in os.environ]
-    if missing:
+    if missing := [name for name, value in variables.items() if value is None and name not in os.environ]:
         raise UserError(
             f"launch.environment takes {', '.join(missing)} from the shell, which does not set it. Set it (export "
             f"{missing[0]}=...), or remove it from the config."

@@ -30,9 +30,9 @@ BYTE_KEYS = ("_bytes", "_floor")
 """Endings of the names of integers that also accept a size such as "64KiB"."""
 MAX_FLOAT32 = 3.4e38
 FREE_TEXT = "sample.prompt"
-"""The key whose string may contain control characters."""
+"""The key that may contain control characters."""
 ENVIRONMENT = "environment"
-"""The mapping whose values may be secrets and are never shown."""
+"""The mapping of environment variables: its values may be secrets and are never shown."""
 DOTTED = re.compile(r"\w+(?:\.\w+)+")
 """A key in a message."""
 

@@ -141,8 +141,7 @@ class _Reading:
                 self._reject(key_node, f"{dotted} is given twice, first on line {first}. Keep one of them.")
             else:
                 self.lines[*path, key] = key_node.start_mark.line + 1
-                value = self.read_node(value_node, (*path, key))
-                if value is not INVALID:
+                if (value := self.read_node(value_node, (*path, key))) is not INVALID:
                     result[key] = value
         return result
 

@@ -17,25 +17,12 @@ import functools
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import NamedTuple
 
 import numpy as np
 
 from ..mesh.errors import UserError
 
 MAX_PERIOD = 1 << 16
-
-
-class Turns(NamedTuple):
-    """One period of the sequence of parts.
-
-    Attributes:
-        part: int64, (period,), the part of each sample.
-        number: int64, (period,), the number of samples of the same part before it in the period.
-    """
-
-    part: np.ndarray
-    number: np.ndarray
 
 
 def whole_weights(weights: Sequence[float], key: str) -> tuple[int, ...]:
@@ -48,14 +35,12 @@ def whole_weights(weights: Sequence[float], key: str) -> tuple[int, ...]:
     Raises:
         UserError: A weight is not positive, or the integers add up to more than 65,536.
     """
-    wrong = [weight for weight in weights if not 0 < weight < math.inf]
-    if wrong:
+    if wrong := [weight for weight in weights if not 0 < weight < math.inf]:
         raise UserError(f"{key}: weights must be positive and finite, got {wrong[0]}. Leave out parts without a share.")
     exact = [Fraction(str(weight)) for weight in weights]
     scale = math.lcm(*(weight.denominator for weight in exact))
     whole = [int(weight * scale) for weight in exact]
-    divisor = math.gcd(*whole)
-    ratio = tuple(weight // divisor for weight in whole)
+    ratio = tuple(weight // math.gcd(*whole) for weight in whole)
     if sum(ratio) > MAX_PERIOD:
         percent = ", ".join(f"{100 * weight / sum(ratio):.1f}" for weight in ratio)
         given = ", ".join(map(str, weights))
@@ -76,20 +61,24 @@ def locate(samples: np.ndarray, weights: tuple[int, ...]) -> tuple[np.ndarray, n
     Returns:
         The part of each sample, and the number of samples of that part before it: int64, (N,), both.
     """
-    table = turns(weights)
-    periods, places = np.divmod(samples, len(table.part))
-    part = table.part[places]
-    return part, periods * np.array(weights)[part] + table.number[places]
+    parts, numbers = turns(weights)
+    periods, places = np.divmod(samples, len(parts))
+    part = parts[places]
+    return part, periods * np.array(weights)[part] + numbers[places]
 
 
 @functools.lru_cache(maxsize=16)
-def turns(weights: tuple[int, ...]) -> Turns:
-    """Returns one period of the sequence of parts with these weights."""
+def turns(weights: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns one period of the sequence of parts with these weights.
+
+    Returns:
+        The part of each sample, and the number of samples of the same part before it in the period: int64, (period,).
+    """
     part = np.fromiter(_sequence(weights), np.int64, sum(weights))
     number = np.empty_like(part)
     for each, count in enumerate(weights):
         number[part == each] = np.arange(count)
-    return Turns(part, number)
+    return part, number
 
 
 def _sequence(weights: tuple[int, ...]) -> list[int]:

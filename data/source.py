@@ -64,6 +64,11 @@ class Splits(NamedTuple):
     description: str
     fingerprint: str = ""
 
+    def by_name(self) -> dict[str, Source]:
+        """Returns the splits that there are, by name for messages."""
+        found = {"training": self.train, "evaluation": self.evaluation}
+        return {name: source for name, source in found.items() if source is not None}
+
 
 def splits_of(sources: Sequence[Source], vocabulary: int | None, description: str, fingerprint: str) -> Splits:
     """Returns splits of one or two sources: training examples and, if given, held-out examples."""

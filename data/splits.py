@@ -127,10 +127,10 @@ def _check_splits(splits: Any, config: DataConfig) -> None:
     given = f"data.source={config.source!r} returned"
     if not isinstance(splits, Splits):
         raise UserError(f"{given} a {type(splits).__name__}; it must return Splits, as spmdkit.data.from_arrays does.")
-    for name, split in (("training", splits.train), ("evaluation", splits.evaluation)):
-        if split is not None and not len(split):
+    for name, split in splits.by_name().items():
+        if not len(split):
             raise UserError(f"{given} no examples for {name}. Give some, or evaluation=None to train without it.")
-        if split is not None and "weights" not in split[0]:
+        if "weights" not in split[0]:
             raise UserError(
                 f'{given} {name} examples with {", ".join(split[0])}; "weights" is missing: float32, one number per '
                 "row (1, or 0 for padding) or, for tokens, per target."
@@ -182,8 +182,7 @@ def _vocabulary(corpus: texts.Corpus, streams: list[texts.Document], config: Dat
     if corpus.vocabulary is not None and 0 < config.vocabulary < corpus.vocabulary:
         least = f"{corpus.vocabulary}, the number of ids of the text"
         raise UserError(f"data.vocabulary={config.vocabulary} must be at least {least}. Leave it out.")
-    vocabulary = config.vocabulary or corpus.vocabulary
-    if vocabulary:
+    if vocabulary := config.vocabulary or corpus.vocabulary:
         return vocabulary
     extremes = [(int(stream.ids.min()), int(stream.ids.max()), stream.name) for stream in streams]
     for lowest, highest, name in extremes:

@@ -90,10 +90,9 @@ def check_splits(splits: Splits, limits: Limits) -> None:
         BadDataError: A value or a dtype is invalid.
     """
     check_vocabulary(splits.vocabulary)
-    for name, source in (("training", splits.train), ("evaluation", splits.evaluation)):
-        if source is not None:
-            _check_dtypes(source[0], limits)
-            check_source(source, limits, name)
+    for name, source in splits.by_name().items():
+        _check_dtypes(source[0], limits)
+        check_source(source, limits, name)
 
 
 def check_vocabulary(number: int | None) -> None:
@@ -175,8 +174,7 @@ def _counted(weights: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _message(name: str, value: Any, place: tuple[int, ...], limits: Limits, example: str) -> str:
-    at = f" at {list(place[1:])}" if place[1:] else ""
-    given = f"{name} of {example}{at} is {value}"
+    given = f"{name} of {example}{f' at {list(place[1:])}' if place[1:] else ''} is {value}"
     limit = limits.of(name)
     if _kind(name) == "weights":
         return f"{given}: a weight must be finite and at least 0. Give 0 to values that do not count."

@@ -144,7 +144,7 @@ def find_launcher(on: str | None) -> tuple[ModuleType, Any]:
 
 
 def invalid_target(name: str, given: str, reason: str = "") -> UserError:
-    """Returns the error for a launcher whose argument is invalid.
+    """Returns the error for an invalid argument of a launcher.
 
     Args:
         name: The launcher.

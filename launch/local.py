@@ -48,7 +48,7 @@ def describe(request: LaunchRequest, target: LocalTarget) -> str:
     """Returns the command line of every process; PORT stands for a free port, chosen anew for every attempt."""
     job = LaunchJob.load(request, num_processes=target.num_processes, simulate=target.devices)
     ranks = range(target.num_processes)
-    environments = [job_environment("127.0.0.1:PORT", len(ranks), rank, target.devices) for rank in ranks]
+    environments = [job_environment("127.0.0.1:PORT", len(ranks), rank, simulate=target.devices) for rank in ranks]
     return "\n".join(shell_line(job.command(sys.executable, fresh=request.fresh), each) for each in environments)
 
 
@@ -68,8 +68,7 @@ def launch(request: LaunchRequest, target: LocalTarget) -> int:
     def attempt(fresh: bool) -> Attempt:
         address = f"127.0.0.1:{free_port()}"
         command = job.command(sys.executable, fresh=fresh)
-        ranks = range(target.num_processes)
-        starts = [Start(command, worker_environment(address, target, rank)) for rank in ranks]
+        starts = [Start(command, worker_environment(address, target, rank)) for rank in range(target.num_processes)]
         return Attempt(starts, f"{sizes}, coordinator {address}")
 
     return run_attempts(job, attempt)
@@ -78,5 +77,5 @@ def launch(request: LaunchRequest, target: LocalTarget) -> int:
 def worker_environment(address: str, target: LocalTarget, rank: int) -> dict[str, str]:
     """Returns the environment of one process; its output is not buffered, and it ends when this process ends."""
     own = {"PYTHONUNBUFFERED": "1", **RELAYED, BOUND_VARIABLE: str(os.getpid())}
-    job = job_environment(address, target.num_processes, rank, target.devices)
+    job = job_environment(address, target.num_processes, rank, simulate=target.devices)
     return without_job_variables(os.environ) | job | own

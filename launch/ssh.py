@@ -8,10 +8,9 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..configs.secret_variables import resolve
 from ..mesh.known_causes import RELAYED
@@ -100,13 +99,10 @@ def load(request: LaunchRequest, hosts: Hosts) -> tuple[LaunchJob, Hosts]:
     return job, replace(hosts, hosts=tuple(complete))
 
 
-def list_slots(hosts: Hosts) -> Iterator[Slot]:
-    """Yields the places of all processes by rank; those of a host are consecutive."""
-    rank = 0
-    for host in hosts.hosts:
-        for local in range(host.processes):
-            yield Slot(rank, host, local)
-            rank += 1
+def list_slots(hosts: Hosts) -> list[Slot]:
+    """Returns the places of all processes by rank; those of a host are consecutive."""
+    places = [(host, local) for host in hosts.hosts for local in range(host.processes)]
+    return [Slot(rank, host, local) for rank, (host, local) in enumerate(places)]
 
 
 def build_start(job: LaunchJob, hosts: Hosts, slot: Slot, port: int, identity: str, fresh: bool) -> Start:
@@ -144,14 +140,9 @@ def slot_variables(
     if each := hosts.gpus_per_process:
         gpus = range(slot.local * each, (slot.local + 1) * each)
         given = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), **given}
-    job_variables = job_environment(
-        f"{coordinator_host(hosts)}:{port}",
-        hosts.num_processes,
-        slot.rank,
-        identity=identity,
-        local_rank=None if each else slot.local,
-        local_processes=None if each else slot.host.processes,
-    )
+    own: dict[str, Any] = {"identity": identity} if identity else {}
+    own |= {} if each else {"local_rank": slot.local, "local_processes": slot.host.processes}
+    job_variables = job_environment(f"{coordinator_host(hosts)}:{port}", hosts.num_processes, slot.rank, **own)
     return {**given, **job_variables, "PYTHONUNBUFFERED": "1"}
 
 

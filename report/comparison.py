@@ -180,8 +180,7 @@ def _figure_rows(figures: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, li
     own = {name: Row(name, three_digits) for each in figures for name in each if name not in ROWS}
     for key, row in {**ROWS, **own}.items():
         values = [each.get(key) for each in figures]
-        numbers = [value for value in values if is_number(value)]
-        if numbers:
+        if numbers := [value for value in values if is_number(value)]:
             texts = [row.write(value) if is_number(value) else NONE for value in values]
             # compared as text: values that look the same tie
             best = row.write(row.best(numbers)) if row.best and len(numbers) > 1 else None

@@ -126,10 +126,9 @@ def make_tiles(record: RunRecord) -> list[Tile]:
 
 def references(record: RunRecord) -> list[Reference]:
     """Returns the losses to compare with, such as `bigram_loss`."""
-    figures = record.facts.figures if record.facts else {}
     return [
         Reference(name.removesuffix("_loss").replace("_", " "), value)
-        for name, value in figures.items()
+        for name, value in (record.facts.figures if record.facts else {}).items()
         if name.endswith("_loss") and is_number(value)
     ]
 

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from ..configs.config_sources import read_run_config
 from ..layouts.paths import flatten_mapping
 from ..mesh.errors import UserError, counted
-from ..runtime.goodput import NAME as GOODPUT
-from ..runtime.goodput import Goodput, ledger_lines, read_goodput
+from ..runtime.goodput import GOODPUT, Goodput, ledger_lines, read_goodput
 from ..training.callbacks.recording import SAMPLES
 from ..training.metrics import read_metrics
 from ..training.quantities import OWN_FIGURES, is_number, speed_key
@@ -86,8 +85,7 @@ def read_run(folder: Path) -> RunRecord:
 
 def own_metrics(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the names of the model's own metrics, without the prefix of evaluations."""
-    names = {name.removeprefix("eval_") for record in metrics for name in record if name not in OWN_FIGURES}
-    return sorted(names)
+    return sorted({name.removeprefix("eval_") for record in metrics for name in record if name not in OWN_FIGURES})
 
 
 def final_figures(record: RunRecord) -> dict[str, Any]:

@@ -88,19 +88,12 @@ def prepare_devices(run: RunConfig, precision: Precision, simulate_instead: int 
         simulate(devices)
 
 
-def build(
-    config: Config,
-    *,
-    splits: Splits | None = None,
-    model: Model | BlockModel | None = None,
-    devices: Sequence[str] | None = None,
-) -> Built:
+def build(config: Config, *, splits: Splits | None = None, devices: Sequence[str] | None = None) -> Built:
     """Builds a run from its config.
 
     Args:
         config: The run's configuration.
         splits: Examples that replace the configured ones.
-        model: A model that replaces the configured one.
         devices: Names of the devices of the mesh; all devices by default.
 
     Raises:
@@ -111,7 +104,7 @@ def build(
         BadDataError: Data in memory holds a value that the model does not accept.
     """
     splits = splits or open_splits(config.data, config.run.search_path, config.train.global_batch)
-    model = freeze(model or configured_model(config, splits), config.optimizer.freeze)
+    model = freeze(configured_model(config, splits), config.optimizer.freeze)
     check_splits(splits, model_limits(config.model, splits.vocabulary))
     available = len(devices) if devices else jax.device_count()  # not earlier: errors above need no device
     config, used, re_formed = fit_to_devices(config, available, 1 if devices else jax.process_count())
@@ -124,8 +117,8 @@ def build(
     without_devices = layouts.mesh.target is not None and not has_compiler(layouts.mesh.target)
     sharding, global_batch = layouts.batch_sharding(abstract=without_devices), train.global_batch
     batch = abstract_batch(splits.train, global_batch, sharding)
-    for source in (splits.train, splits.evaluation):
-        if source is not None and config.data.layout:
+    if config.data.layout:
+        for source in splits.by_name().values():
             check_layout(source, global_batch, sharding, config.data.layout)
     runs = check_functions(model, step, batch, evaluates=splits.evaluation is not None)
     if runs and layouts.mesh.target is None:
@@ -155,11 +148,10 @@ def plan_step(
             "optimizer would average its own copy, and the shared parameters, which are evaluated, are means over "
             "groups already. Set optimizer.ema.decay=0, or strategy.data.local_steps=0."
         )
-    params = abstract_parameters(model, config.precision)
     optimizer = make_optimizer(
         config.optimizer,
         train.steps,
-        params,
+        abstract_parameters(model, config.precision),
         max_skips=train.max_skips,
         stacked=isinstance(model, BlockModel),
         search_path=config.run.search_path,

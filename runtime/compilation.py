@@ -178,11 +178,9 @@ def _find_problem(options: tuple[tuple[str, Any], ...]) -> tuple[str, str] | Non
     try:
         jax.jit(lambda x: x + 1).lower(0.0).compile(compiler_options=dict(options))
     except jax.errors.JaxRuntimeError as error:
-        unknown = UNKNOWN.search(str(error))
-        if unknown:
-            return unknown[1], (
-                f"XLA of jaxlib {version('jaxlib')} does not know {unknown[1]}; remove it, or find its new name"
-            )
+        if unknown := UNKNOWN.search(str(error)):
+            name = unknown[1]
+            return name, f"XLA of jaxlib {version('jaxlib')} does not know {name}; remove it, or find its new name"
         alone = (name for name, value in options if len(options) > 1 and _find_problem(((name, value),)))
         name = next(alone, next(iter(dict(options))))
         return name, f"{name}: {str(error).splitlines()[0]}"

@@ -98,10 +98,7 @@ class Explanation:
 
 def explain_built(built: Built) -> Explanation:
     """Compiles the step of a run and returns its memory and communication."""
-    step, layouts = built.step, built.layouts
-    compiled = step.compile(built.batch)
-    moved = check_collectives(step, built.batch)
-    mesh = layouts.mesh
+    step, layouts, mesh = built.step, built.layouts, built.layouts.mesh
     return Explanation(
         mesh=str(mesh),
         axes=dict(zip(mesh.axis_names, mesh.shape, strict=True)),
@@ -109,8 +106,8 @@ def explain_built(built: Built) -> Explanation:
         target=mesh.target.text if mesh.target else None,
         table=layouts.table,
         bytes_per_device=state_bytes(built),
-        compiled=compiled_memory(compiled),
-        **moved._asdict(),
+        compiled=compiled_memory(step.compile(built.batch)),
+        **check_collectives(step, built.batch)._asdict(),
         schedule=layouts.pipeline.schedule if layouts.pipeline else None,
         notes=built.notes,
     )
@@ -132,8 +129,7 @@ def state_bytes(built: Built) -> dict[str, int]:
 def describe_schedule(schedule: Schedule) -> str:
     """Returns the costs of a schedule as a few lines of text, in units of a pass."""
     title = f"Pipeline schedule {schedule.name}, {schedule.microbatches:,} microbatches, in units of a pass"
-    figures = summarize(schedule, measure(schedule)).splitlines()
-    return "\n".join([title, *(f"  {line}" for line in figures)])
+    return "\n".join([title, *(f"  {line}" for line in summarize(schedule, measure(schedule)).splitlines())])
 
 
 def compiled_memory(compiled: jax.stages.Compiled) -> dict[str, int]:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from ..mesh.errors import counted
 
-NAME = "goodput.jsonl"
+GOODPUT = "goodput.jsonl"
 KINDS = ("step", "lost", "data", "evaluation", "save", "compile", "start", "restart")
 """In the order in which they are shown."""
 FLUSH_SECONDS = 1.0

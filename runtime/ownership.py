@@ -129,12 +129,10 @@ def this_place() -> str:
 
 def start_of(pid: int) -> str:
     """Returns the start time of a process of this machine, in its own units; "" if it has ended or is a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    if fields := read_stat(pid):
         return "" if fields[0] in "ZX" else fields[19]
-    except OSError:
-        if Path("/proc/self/stat").exists():
-            return ""
+    if Path("/proc/self/stat").exists():
+        return ""
     try:  # without /proc, only the existence of a process with that number is known
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -142,6 +140,13 @@ def start_of(pid: int) -> str:
     except PermissionError:
         pass
     return "unknown"
+
+
+def read_stat(pid: int) -> list[str]:
+    """Returns /proc/PID/stat from the state of the process on; empty if it has ended, or without /proc."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return []
 
 
 class DirectoryInUse(UserError):
@@ -276,10 +281,9 @@ def _lock(folder: Path) -> Iterator[None]:
 
 def _is_file(path: Path, descriptor: int) -> bool:
     """Returns False if an open file has been removed, as the previous holder of a lock does."""
-    try:
+    with suppress(OSError):
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except OSError:
-        return False
+    return False
 
 
 def _in_use(folder: Path, owner: Owner | None) -> DirectoryInUse:

@@ -179,8 +179,7 @@ def check_shared(folder: Path, seconds: float) -> None:
 
     seen = wait_until_visible(is_owned, folder, patience)
     answers = exchange("run.dir is seen", "yes" if seen else "no", seconds=seconds + SEE_SECONDS)
-    blind = [rank for rank, answer in enumerate(answers) if answer != "yes"]
-    if blind:
+    if blind := [rank for rank, answer in enumerate(answers) if answer != "yes"]:
         wait_until_all_know()
         raise NotShared(
             f"run.dir is not shared between ranks 0 and {blind[0]}: {folder} of one is not that of the other. Every "

@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ from ..mesh.errors import UserError
 from ..models.lora import lora_config
 from .build_run import Built, data_facts
 
-NAME = "provenance.json"
+PROVENANCE = "provenance.json"
 PACKAGES = ("spmdkit", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint")
 INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib"))
 SCRIPTS = ("__main__", "__mp_main__")
@@ -93,7 +94,7 @@ def read_provenance(folder: Path) -> Provenance | None:
     Raises:
         UserError: The file is corrupt.
     """
-    path = folder / NAME
+    path = folder / PROVENANCE
     try:
         found = Provenance(**json.loads(path.read_bytes()))
         return found._replace(code={module: (file, hashed) for module, (file, hashed) in found.code.items()})
@@ -143,7 +144,7 @@ def remarks(before: Provenance | None, now: Provenance, source: str, *, goes_on:
             "one)."
         )
     if before is None and goes_on:
-        lines.append(f"{NAME} is missing: data and model cannot be compared with those of the run.")
+        lines.append(f"{PROVENANCE} is missing: data and model cannot be compared with those of the run.")
     if before is not None and (changed := changed_code(before.code, now.code)):
         lines.append(
             f"warning: {changed}. If that is not intended, set it back, choose another run.dir, or start anew with "
@@ -230,10 +231,8 @@ def mesh_text(mesh: DeviceMesh) -> str:
 
 def package_versions() -> dict[str, str]:
     """Returns the versions of the packages that a run depends on, by name."""
-    found = {}
+    found: dict[str, str] = dict.fromkeys(PACKAGES, "not installed")
     for package in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
     return found

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ..configs.checks import axis_sizes, resolved_sizes
+from ..configs.checks import axis_sizes, elastic_axes, resolved_sizes
 from ..configs.config_text import as_plain
 from ..configs.schema import Config
 from ..data.splits import Splits, open_splits
@@ -23,7 +23,6 @@ from ..models.catalog import MODELS
 from ..parallel.model import BlockModel
 from ..parallel.options import Precision
 from ..parallel.sharding.lay_out import abstract_parameters
-from ..parallel.sharding.strategies import axes_that_split
 from ..parallel.verification.diagnosis import explain_rejection
 from .build_run import Built, build, configured_model
 
@@ -67,7 +66,7 @@ def reduce_config(config: Config, precision: Precision, devices: list[str]) -> R
         UserError: The given config is invalid.
     """
     sizes = resolved_sizes(axis_sizes(config.strategy), len(devices))
-    inside = prod(size for axis, size in sizes.items() if axis not in _row_axes())
+    inside = prod(size for axis, size in sizes.items() if axis not in elastic_axes())
     length = min(config.data.length, -(-MIN_LENGTH // (2 * inside)) * 2 * inside)
     data, folders = replace(config.data, length=length), config.run.search_path
     splits = open_splits(data, folders, config.train.global_batch)
@@ -111,17 +110,12 @@ def _smaller_models(given: Reduced, sizes: Mapping[str, int]) -> Iterator[Mappin
     yield model
 
 
-def _row_axes() -> set[str]:
-    """Returns the mesh axes that split only rows, not the model's work."""
-    return set(axes_that_split("rows")) - set(axes_that_split("work"))
-
-
 def _smaller_model(given: Reduced, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Returns options of a reference model with smaller sizes that keep their divisors."""
     options = dict(given.config.model)
     own = {name: value for name, value in options.items() if name not in ("name", "check", "lora")}
     known: Any = MODELS[options["name"]][0](**own)
-    devices, inside = prod(sizes.values()), prod(size for axis, size in sizes.items() if axis not in _row_axes())
+    devices, inside = prod(sizes.values()), prod(size for axis, size in sizes.items() if axis not in elastic_axes())
     pipe = given.config.strategy.get("pipe")
     virtual_stages = getattr(pipe, "size", 1) * (getattr(pipe, "virtual", None) or 1)
     factors = any(name == "adafactor" or ":" in name for name in given.config.optimizer.names)

@@ -70,8 +70,7 @@ class RunContext:
     @cached_property
     def evaluated_params(self) -> Callable[[TrainState], Params]:
         """Returns what evaluations read of a state: the parameters, or their averages (`optimizer.ema.evaluate`)."""
-        averages = self.config.optimizer.ema.evaluate
-        return average_reader(self.built.layouts) if averages else attrgetter("params")
+        return average_reader(self.built.layouts) if self.config.optimizer.ema.evaluate else attrgetter("params")
 
 
 class StepHooks:
@@ -89,13 +88,9 @@ class StepHooks:
         """
         self._context, self._built, self._config = context, context.built, context.config
         callbacks = configured_callbacks(self._config)
+        can_scale, say = changes_learning_rate(callbacks), context.display.message
         self.seen = run_for_callbacks(
-            self._built,
-            context.folder,
-            start=start,
-            can_scale=changes_learning_rate(callbacks),
-            say=context.display.message,
-            left_out=context.rollbacks.left_out,
+            self._built, context.folder, start=start, can_scale=can_scale, say=say, left_out=context.rollbacks.left_out
         )
         self.conductor = Conductor(
             callbacks,
@@ -161,13 +156,7 @@ class StepHooks:
 
 
 def run_for_callbacks(
-    built: Built,
-    folder: Path,
-    *,
-    start: int,
-    can_scale: bool,
-    say: Callable[[str], None],
-    left_out: tuple[int, ...] = (),
+    built: Built, folder: Path, *, start: int, can_scale: bool, say: Callable[[str], None], left_out: tuple[int, ...]
 ) -> Run:
     """Returns the view of a run that its callbacks get.
 
@@ -246,8 +235,7 @@ class Recorder:
         self._recorded = 0
         self._display, self._run, self._conductor = display, run, conductor
         steps = built.config.train.steps
-        schedule = make_learning_rate(optimizer.learning_rate, optimizer.schedule, steps)
-        self._rate_of = rate_reader(schedule, steps)
+        self._rate_of = rate_reader(make_learning_rate(optimizer.learning_rate, optimizer.schedule, steps), steps)
         self._follows_loss = is_plateau(optimizer.schedule)
         self._scales: dict[int, Array] = {}
         self._counts = {"rollbacks": rollbacks} if rollbacks else {}
@@ -276,8 +264,7 @@ class Recorder:
 
     def _keep_scale(self, number: int, state: TrainState) -> None:
         """Copies the factor on its device, because the next step consumes the state; waits for nothing."""
-        scale = plateau_scale(state.opt_state)
-        if scale is not None:
+        if (scale := plateau_scale(state.opt_state)) is not None:
             self._scales[number] = jnp.copy(local_copy(scale))
 
     def _scale(self, number: int) -> float:
@@ -292,8 +279,7 @@ class Recorder:
         del record["extra"]
         if self._rows is not None:
             record["rows_per_second"] = self._rows / progress.seconds
-        flops = self._flops(self._recorded, progress.step)
-        if flops is not None:
+        if (flops := self._flops(self._recorded, progress.step)) is not None:
             record["flops_per_second"] = flops / progress.seconds
         self._recorded = progress.step
         return record

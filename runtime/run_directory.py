@@ -9,7 +9,7 @@ from typing import Any
 
 from ..configs.config_sources import read_run_config
 from ..configs.config_text import as_plain, resolved_yaml
-from ..configs.restarts import is_fixed, rule_of
+from ..configs.restarts import rule_of
 from ..configs.schema import Config
 from ..configs.secret_variables import is_secret
 from ..layouts.paths import flatten_mapping
@@ -21,8 +21,7 @@ from ..training.run_files import PIECES, reason
 from .machine_check import MACHINE, check_directory, explain_unusable
 from .ownership import Ownership, refuse_if_in_use
 from .process_check import check_shared
-from .provenance import NAME as PROVENANCE
-from .provenance import Provenance, check_data, read_provenance, to_json
+from .provenance import PROVENANCE, Provenance, check_data, read_provenance, to_json
 
 REMEDY = "or start anew: with another run.dir, or with --fresh, which moves this run aside."
 
@@ -64,8 +63,7 @@ def adopt_directory(
             _check_same_run(folder, written, plain)
             if (folder / "metrics.jsonl").exists():
                 read_metrics(folder / "metrics.jsonl")  # a line that no run wrote is an error
-            before = read_provenance(folder)
-            if before:
+            if before := read_provenance(folder):
                 check_data(folder, before, provenance)
         elif written and not {*as_plain(Config())} <= {*written}:
             fix = "Rename it, or set run.dir to another directory."
@@ -184,7 +182,7 @@ def _check_same_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, A
     differences = "".join(
         f"\n  {key}: {there.get(key)!r} there, {here.get(key)!r} here ({rule.why})"
         for key in sorted({*there, *here})
-        if there.get(key) != here.get(key) and is_fixed(key) and (rule := rule_of(key))
+        if there.get(key) != here.get(key) and (rule := rule_of(key)) and rule.kind == "never"
     )
     if differences:
         raise UserError(

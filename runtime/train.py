@@ -78,16 +78,9 @@ def _prepare(
     check_same_step(start, rendezvous)
     if start:
         checkpoints.check_fits()
-    warm_start = None
-    if config.checkpoint.start_from and not start:
-        warm_start = WarmStart(
-            config.checkpoint.start_from,
-            config.checkpoint.start_fresh,
-            built.model,
-            abstract.params,
-            seed=config.run.seed,
-            seconds=rendezvous,
-        )
+    warm_start, checkpoint = None, config.checkpoint
+    if checkpoint.start_from and not start:
+        warm_start = WarmStart(checkpoint, built.model, abstract.params, seed=config.run.seed, seconds=rendezvous)
     display = stack.enter_context(Display(config.train.steps, start, title(built)))
     rollbacks = Rollbacks(config.train.max_rollbacks, config.train.global_batch, folder, rendezvous, fresh=fresh)
     notes = remarks(before, provenance, config.data.source, goes_on=start > 0)

@@ -30,8 +30,7 @@ from .build_run import configured_callbacks
 from .compilation import Compilation
 from .explain import Explanation, explain_built
 from .finish import Ending, Reporter, baselines, describe_losses, measured_memory, sample_text, writes_text
-from .goodput import NAME as GOODPUT
-from .goodput import read_goodput
+from .goodput import GOODPUT, read_goodput
 from .ownership import DirectoryInUse
 from .process_check import agree_on_start, check_same_step
 from .provenance import Provenance
@@ -97,8 +96,7 @@ class TrainingRun(RunContext):
                 self.guards.open(self.built, self.folder, self.start)
                 with self.guards.watching():
                     state = self.train(state, chain(first, batches), reading)
-                goodput = read_goodput(self.folder / GOODPUT) if is_main_process() else None
-                if goodput:
+                if is_main_process() and (goodput := read_goodput(self.folder / GOODPUT)):
                     self.display.message(str(goodput))
         self.compilation.write(self.folder, self.built.xla)
         if self.is_complete:
@@ -305,8 +303,7 @@ class TrainingRun(RunContext):
 
     def report_skip(self, number: int, found: str) -> None:
         """Prints that an update was skipped."""
-        scaled = is_dynamic(self.config.precision)
-        why = "precision.loss_scale, which halves" if scaled else "train.not_finite"
+        why = "precision.loss_scale, which halves" if is_dynamic(self.config.precision) else "train.not_finite"
         self.display.message(f"Step {number}: {found}; its update was left out ({why}).")
 
     @property

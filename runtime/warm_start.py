@@ -8,7 +8,7 @@ Each device reads its own part of an array from disk: no process holds a whole o
 with their checksums before the first step.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ import numpy as np
 from ..checkpoints.damage import DamagedCheckpoint, differences, mismatch
 from ..checkpoints.directory import display_path, find
 from ..checkpoints.restore import StoredCheckpoint, restore_together, stored_arrays
+from ..configs.schema import CheckpointConfig
 from ..layouts.paths import leaves_with_paths, map_with_path, match_paths, some
 from ..layouts.sizes import counted
 from ..mesh.keys import make_key
@@ -32,20 +33,12 @@ class WarmStart:
     """The parameters that a new run begins with, from a checkpoint of another run."""
 
     def __init__(
-        self,
-        start_from: str,
-        start_fresh: Sequence[str],
-        model: Model | BlockModel,
-        abstract: Params,
-        *,
-        seed: int,
-        seconds: float,
+        self, checkpoint: CheckpointConfig, model: Model | BlockModel, abstract: Params, *, seed: int, seconds: float
     ) -> None:
         """Compares the parameters of the checkpoint with those of the model, without reading an array.
 
         Args:
-            start_from: `checkpoint.start_from`, which names the other run.
-            start_fresh: `checkpoint.start_fresh`, the parameters that are initialized.
+            checkpoint: The section `checkpoint`, which names the other run and the parameters that are initialized.
             model: The model of this run.
             abstract: Shapes, dtypes and shardings of its parameters, in the model's own order of blocks.
             seed: The seed of this run, for parameters that are initialized.
@@ -61,7 +54,7 @@ class WarmStart:
         self._model, self._wanted, self._seed, self._seconds = model, abstract, seed, seconds
         self._reads = 0
         try:
-            self._stored = StoredCheckpoint(find(start_from).one)
+            self._stored = StoredCheckpoint(find(checkpoint.start_from).one)
         except DamagedCheckpoint as error:
             raise DamagedCheckpoint(_with_advice(error)) from error
         checksums = short_hash(repr(sorted(self._stored.checksums.items())))
@@ -72,7 +65,7 @@ class WarmStart:
         held = {
             path.removeprefix(GROUP): array for path, array in self._stored.arrays.items() if path.startswith(GROUP)
         }
-        matched = match_paths(start_fresh, list({**wanted, **held}), "checkpoint.start_fresh")
+        matched = match_paths(checkpoint.start_fresh, list({**wanted, **held}), "checkpoint.start_fresh")
         adapters = [] if _has_adapters(held) else [path for path in wanted if _has_adapters([path])]
         self._initialized = frozenset([*adapters, *(path for found in matched.values() for path in found)])
         held = {path: array for path, array in held.items() if path not in self._initialized}

@@ -27,7 +27,7 @@ class BucketedSource(BatchedSource):
     """Examples padded to the longest bucket; `in_batches` gives those of training, each padded to its own bucket.
 
     Args:
-        source: Examples whose arrays have different numbers of rows on dim 0.
+        source: Examples with different numbers of rows on dim 0.
         sizes: int64, (len(source),), the length of each.
         lengths: The lengths of the buckets, ascending; every bucket has examples.
         padded: Names of the arrays to pad, with "weights".
@@ -72,8 +72,7 @@ class BucketedSource(BatchedSource):
                     f"example {index}: {name} has the shape {array.shape}, but its length is {self._sizes[index]}; "
                     "padded arrays must have as many rows as inputs. Name them in bucket_by_length(padded=[...])."
                 )
-            rest = [(0, 0)] * (array.ndim - 1)
-            example[name] = np.pad(array, [(0, length - len(array)), *rest])
+            example[name] = np.pad(array, [(0, length - len(array)), *[(0, 0)] * (array.ndim - 1)])
         return example
 
 

@@ -54,8 +54,7 @@ def source_order(samples: np.ndarray, *, source: Source, seed: int, shuffle: boo
     Returns:
         int64, (N,), indices into the source.
     """
-    order = getattr(source, "order", None)
-    if order is not None:
+    if (order := getattr(source, "order", None)) is not None:
         return order(samples, seed=seed, shuffle=shuffle)
     return sample_order(samples, num_examples=len(source), seed=seed, shuffle=shuffle)
 

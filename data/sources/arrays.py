@@ -48,7 +48,8 @@ class ArraySource(BatchedSource):
         self._length = _count_rows(arrays)
         if not self._length:
             raise UserError("a split of arrays is empty; give more data, or omit the evaluation split.")
-        self._arrays = with_weights(arrays, 1)
+        self.arrays_in_memory = with_weights(arrays, 1)
+        """The arrays themselves, with weights."""
         self._origin = origin
 
     def __len__(self) -> int:
@@ -57,12 +58,7 @@ class ArraySource(BatchedSource):
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the rows at `indices` (int64, (N,)) of each array."""
-        return {name: array[indices] for name, array in self._arrays.items()}
-
-    @property
-    def arrays_in_memory(self) -> dict[str, np.ndarray]:
-        """The arrays themselves, with weights."""
-        return self._arrays
+        return {name: array[indices] for name, array in self.arrays_in_memory.items()}
 
     def rows(self, indices: np.ndarray) -> "ArraySource":
         """Returns some of the rows (int64, (N,)) as another source; copies them."""

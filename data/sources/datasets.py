@@ -162,8 +162,7 @@ def _columns(frame: Any, columns: Mapping[str, str | Sequence[str]] | None) -> d
     known = [str(column) for column in names]
     columns = columns or {name: name for name in known}
     wanted = [name for names in columns.values() for name in ([names] if isinstance(names, str) else names)]
-    missing = [name for name in wanted if name not in known]
-    if missing:
+    if missing := [name for name in wanted if name not in known]:
         raise UserError(f"unknown column {missing[0]!r}; the columns of the table are {', '.join(known)}.")
 
     def array(names: str | Sequence[str]) -> np.ndarray:

@@ -94,8 +94,7 @@ class FileExamples:
     def _first_form(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Returns the form of the first record that can be read."""
         for index in range(len(self)):
-            example = self._example(index)
-            if example is not None:
+            if (example := self._example(index)) is not None:
                 return shapes_of(example)
         raise UserError(f"none of {len(self):,} records can be read; the first is {self.origin(0)}.")
 

@@ -61,24 +61,19 @@ def read_images(config: DataConfig) -> Splits:
     records = Records(lambda row: paths[row].read_bytes(), decode, lambda row: str(paths[row]), fix)
     splits = make_file_splits(records, rows, config)
     shape = " x ".join(map(str, splits.train[0]["inputs"].shape))
-    names = [[_name(paths[row]) for row in each] for each in rows]
-    return splits._replace(
-        description=f"{splits.description}, {shape}, {counted(len(classes), 'class', 'classes')}",
-        fingerprint=fingerprint((), splits.fingerprint, names),
-    )
+    description = f"{splits.description}, {shape}, {counted(len(classes), 'class', 'classes')}"
+    content = fingerprint((), splits.fingerprint, [[_name(paths[row]) for row in each] for each in rows])
+    return splits._replace(description=description, fingerprint=content)
 
 
 def _find(directories: Sequence[str], key: str) -> list[Path]:
     """Returns the images in the subdirectories of some directories, sorted by class and name."""
+    found: list[Path] = []
     for directory in directories:
-        if not Path(directory).expanduser().is_dir():
+        folder = Path(directory).expanduser()
+        if not folder.is_dir():
             raise UserError(f"{key}: {directory} is not a directory. Give one with a subdirectory for each class.")
-    found = [
-        path
-        for directory in directories
-        for path in Path(directory).expanduser().glob("*/*")
-        if path.suffix.lower() in SUFFIXES and path.is_file()
-    ]
+        found += [path for path in folder.glob("*/*") if path.suffix.lower() in SUFFIXES and path.is_file()]
     if not found:
         raise UserError(
             f"{key}: {', '.join(directories)} lacks images in subdirectories ({', '.join(SUFFIXES)}). Put the images "

@@ -73,7 +73,6 @@ class StreamSource(BatchedSource):
 
     def order(self, samples: np.ndarray, *, seed: int, shuffle: bool) -> np.ndarray:
         """Returns the samples: sample g is row g, and only the stream itself can shuffle."""
-        del seed, shuffle
         return samples
 
     def take(self, indices: np.ndarray) -> Rows:

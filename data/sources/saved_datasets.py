@@ -44,7 +44,7 @@ def read_saved(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corpu
 
 
 def read_saved_arrays(config: DataConfig) -> Splits:
-    """Opens saved datasets whose columns of numbers are the arrays of examples.
+    """Opens saved datasets; their columns of numbers are the arrays of examples.
 
     Args:
         config: `files`, and `eval_files` or `eval_fraction` (rows are held out by the hash of their number).
@@ -59,9 +59,8 @@ def read_saved_arrays(config: DataConfig) -> Splits:
     vocabulary = config.vocabulary or None
     splits = from_dataset(train, evaluation, eval_fraction=config.eval_fraction, vocabulary=vocabulary)
     limits = Limits(inputs=Limit("vocabulary", vocabulary) if vocabulary else None)
-    for name, source in (("training", splits.train), ("evaluation", splits.evaluation)):
-        if source is not None:
-            checked(source, limits, name)(np.array(spread_indices(len(source), SAMPLED)))
+    for name, source in splits.by_name().items():
+        checked(source, limits, name)(np.array(spread_indices(len(source), SAMPLED)))
     columns = ", ".join(train.column_names)
     without = f"; without {', '.join(left_out)} (not numbers)" if left_out else ""
     return splits._replace(description=f"huggingface: {splits.description} with the columns {columns}{without}")

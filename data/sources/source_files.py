@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,8 +78,8 @@ def explain_missing(needed_by: str, package: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        message = f"{needed_by} needs {package}, which is not installed: pip install 'spmdkit[{extra}]'"
-        raise UserError(message) from error
+        fix = f"pip install 'spmdkit[{extra}]'"
+        raise UserError(f"{needed_by} needs {package}, which is not installed: {fix}") from error
 
 
 def raise_system_error(error: BaseException) -> None:
@@ -114,8 +115,7 @@ def find_files(patterns: tuple[str, ...], *, key: str, suffixes: tuple[str, ...]
             problems.append(f"{key}: no file matches {pattern!r}. {_explain_no_match(pattern)}")
         for file in matches:
             found.setdefault(file.path.resolve(), file)
-    unreadable = [str(file.path) for file in found.values() if suffixes and file.path.suffix not in suffixes]
-    if unreadable:
+    if unreadable := [str(file.path) for file in found.values() if suffixes and file.path.suffix not in suffixes]:
         problems.append(
             f"{key}: {', '.join(sorted(unreadable)[:MAX_NAMED])}{', ...' if len(unreadable) > MAX_NAMED else ''}: "
             f"invalid extension; this source reads {', '.join(suffixes)} (data.source selects the source)."
@@ -136,9 +136,7 @@ def _matches(pattern: str) -> list[FoundFile]:
 
 def _fixed_directory(pattern: str) -> Path:
     """Returns the part of a pattern before the first component with a wildcard."""
-    parts = Path(pattern).parts
-    fixed = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
-    return Path(*parts[:fixed])
+    return Path(*takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts[:-1]))
 
 
 def _explain_no_match(pattern: str) -> str:

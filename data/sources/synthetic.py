@@ -52,9 +52,8 @@ def _placements() -> np.ndarray:
     """Returns every digit at every place: (digit, top, left, HEIGHT, WIDTH)."""
     glyphs = np.array([[[row >> (4 - column) & 1 for column in range(5)] for row in glyph] for glyph in GLYPHS])
     places = np.zeros((CLASSES, HEIGHT - 7 + 1, WIDTH - 5 + 1, HEIGHT, WIDTH))
-    for top in range(HEIGHT - 7 + 1):
-        for left in range(WIDTH - 5 + 1):
-            places[:, top, left, top : top + 7, left : left + 5] = glyphs
+    for top, left in np.ndindex(places.shape[1:3]):
+        places[:, top, left, top : top + 7, left : left + 5] = glyphs
     return places
 
 

@@ -22,7 +22,7 @@ SUFFIXES = {"csv": (".csv", ".tsv"), "parquet": (".parquet", ".pq")}
 
 
 def read_table(config: DataConfig) -> Splits:
-    """Reads tables whose rows are examples.
+    """Reads tables with an example in each row.
 
     Args:
         config: `source` (csv or parquet), `target`, `columns`, `files`, and `eval_files` or `eval_fraction` (rows are

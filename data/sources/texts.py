@@ -95,9 +95,8 @@ def split_documents(documents: Sequence[Document], eval_fraction: float) -> tupl
     held_out = [hash_fraction(document.key) < eval_fraction for document in documents]
     if eval_fraction > 0 and sum(held_out) < MIN_HELD_OUT:
         cuts = [(each, len(each.ids) - round(len(each.ids) * eval_fraction)) for each in documents]
-        return [each._replace(ids=each.ids[:cut]) for each, cut in cuts], [
-            each._replace(ids=each.ids[cut:]) for each, cut in cuts
-        ]
+        kept = [each._replace(ids=each.ids[:cut]) for each, cut in cuts]
+        return kept, [each._replace(ids=each.ids[cut:]) for each, cut in cuts]
     sides = [*zip(documents, held_out, strict=True)]
     return [document for document, out in sides if not out], [document for document, out in sides if out]
 
@@ -112,16 +111,11 @@ def join(documents: Sequence[Document], separator: int | None) -> list[Document]
     Returns:
         The joined document first, if any, then the memory-mapped ones.
     """
-    documents = [document for document in documents if len(document.ids)]
     end = [] if separator is None else [separator]
-    small = [
-        part
-        for document in documents
-        if not document.mapped
-        for part in (document.ids, np.array(end, document.ids.dtype))
-    ]
-    joined = [Document(b"", np.concatenate(small), "documents")] if small else []
-    return joined + [document for document in documents if document.mapped]
+    small = [each.ids for each in documents if len(each.ids) and not each.mapped]
+    parts = [part for ids in small for part in (ids, np.array(end, ids.dtype))]
+    joined = [Document(b"", np.concatenate(parts), "documents")] if parts else []
+    return joined + [each for each in documents if len(each.ids) and each.mapped]
 
 
 def read_text(patterns: tuple[str, ...], key: str) -> Corpus:
@@ -146,8 +140,7 @@ def _text_corpus(files: Sequence[FoundFile], description: str) -> Corpus:
         mapped = file.path.stat().st_size >= MAPPED_BYTES
         ids = np.memmap(file.path, np.uint8, mode="r") if mapped else np.fromfile(file.path, np.uint8)
         documents.append(Document(file.name.encode(), np.asarray(ids), file.name, mapped))
-    num_bytes = sum(len(document.ids) for document in documents)
-    size = f"{counted(len(documents), 'file')}, {num_bytes:,} bytes"
+    size = f"{counted(len(documents), 'file')}, {sum(len(document.ids) for document in documents):,} bytes"
     return Corpus(documents, SEPARATOR, BYTES, f"{description} ({size})")
 
 
@@ -203,8 +196,7 @@ def read_tokens(patterns: tuple[str, ...], config: DataConfig, key: str) -> Corp
         else:
             documents.append(Document(file.name.encode(), np.asarray(ids), file.name, mapped=True))
     raise_problems(problems)
-    num_tokens = sum(len(document.ids) for document in documents)
-    size = f"{counted(len(documents), 'file')}, {num_tokens:,} tokens"
+    size = f"{counted(len(documents), 'file')}, {sum(len(document.ids) for document in documents):,} tokens"
     return Corpus(documents, config.document_end, None, f"token files ({size})")
 
 

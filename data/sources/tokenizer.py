@@ -100,10 +100,10 @@ def _end(tokenizer: Any, config: DataConfig, file: Path) -> int:
         raise UserError(f"data.separator={config.separator} is not an id of {file}, which are 0 .. {size - 1}.")
     if config.separator >= 0:
         return config.separator
-    found = [end for end in map(tokenizer.token_to_id, ENDS) if end is not None]
-    if not found:
+    found = next((end for end in map(tokenizer.token_to_id, ENDS) if end is not None), None)
+    if found is None:
         raise UserError(f"data.tokenizer: {file} lacks a token that ends a document. Set data.separator to an id.")
-    return found[0]
+    return found
 
 
 def _encode(corpus: Corpus, tokenizer: Any) -> Iterator[Document]:

@@ -99,14 +99,14 @@ def export(arguments: argparse.Namespace) -> int:
     from ...checkpoints.export import export as run
     from ...checkpoints.restore import StoredCheckpoint
     from ...mesh.errors import UserError
-    from ...runtime.loading.find_run import find_run, names_folder
+    from ...runtime.loading.find_run import find_run
 
-    found = find_run(arguments.place, arguments.step, arguments.overrides).found
+    found, config = find_run(arguments.place, arguments.step, arguments.overrides)
     target = add_suffix(arguments.to, Path(arguments.target))
     is_hugging_face = _is_hugging_face(found.run / "config.yaml")
     if is_hugging_face and arguments.to is None and not target.suffix:
         return _export_for_transformers(arguments)
-    if arguments.overrides and names_folder(arguments.place):
+    if arguments.overrides and config is None:
         raise UserError(
             f"spmdkit export of a directory takes RUN and FILE, got also {', '.join(map(repr, arguments.overrides))}. "
             f"Remove it, or add --to {HUGGING_FACE}, which reads the config. Quote a name with spaces."

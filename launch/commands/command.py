@@ -2,8 +2,8 @@
 
 import argparse
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -111,18 +111,14 @@ def add(parser: argparse.ArgumentParser, *names: str, **changes: Any) -> None:
         parser.add_argument(name, **{**ARGUMENTS[name], **changes})
 
 
-@contextmanager
-def open_run(arguments: argparse.Namespace, overrides: Sequence[str] | None = None) -> "Iterator[LoadedRun]":
-    """Joins the other processes of the command and loads the run that its arguments name.
+def open_run(arguments: argparse.Namespace) -> "AbstractContextManager[LoadedRun]":
+    """Joins the other processes of the command and loads the run that its arguments name, for a `with` block.
 
     Args:
         arguments: The parsed arguments, with `place`, `overrides`, `step` and `ema`.
-        overrides: `key=value` arguments in place of those of `arguments`.
     """
     from ...runtime.loading.load_run import loaded
     from ..startup.worker import count_simulated, joins_processes
 
-    changes = arguments.overrides if overrides is None else overrides
     options = {"join": joins_processes, "simulate": count_simulated()}
-    with loaded(arguments.place, arguments.step, changes, ema=arguments.ema, **options) as run:
-        yield run
+    return loaded(arguments.place, arguments.step, arguments.overrides, ema=arguments.ema, **options)

@@ -161,14 +161,14 @@ def generate(arguments: argparse.Namespace) -> int:
     from ...mesh.errors import printable
     from ...mesh.processes import is_main_process
 
-    prompt, overrides = split_prompt(arguments.word, arguments.overrides)
+    prompt, arguments.overrides = split_prompt(arguments.word, arguments.overrides)
     given = {
         "sample.length": arguments.length,
         "sample.temperature": arguments.temperature,
         "run.seed": arguments.seed,
     }
-    overrides += [f"{key}={value}" for key, value in given.items() if value is not None]
-    with open_run(arguments, overrides) as run:
+    arguments.overrides += [f"{key}={value}" for key, value in given.items() if value is not None]
+    with open_run(arguments) as run:
         tokens = run.generate(prompt)
         if not is_main_process():
             return 0

@@ -43,9 +43,8 @@ def report(arguments: argparse.Namespace) -> int:
     from ...runtime.loading.find_run import find_folder
 
     folders = [find_folder(given) for given in arguments.runs]
-    if len(set(folders)) < len(folders):
-        twice = next(folder for folder in folders if folders.count(folder) > 1)
-        raise UserError(f"{twice} is given twice; a run is compared with other runs. Give each run once.")
+    if twice := [folder for folder in folders if folders.count(folder) > 1]:
+        raise UserError(f"{twice[0]} is given twice; a run is compared with other runs. Give each run once.")
     records = [read_run(folder) for folder in folders]
     page = arguments.out or (folders[0] / REPORT if len(folders) == 1 else Path(COMPARED))
     before = page.read_bytes()[:100].lstrip().lower() if page.is_file() else b""

@@ -28,9 +28,9 @@ def init(arguments: argparse.Namespace) -> int:
       spmdkit init fsdp > my.yaml                    a preset; `spmdkit train --list` lists them
       spmdkit train my.yaml                          trains it
     """
-    from ...configs.config_sources import find_preset, preset_text, starter_text
+    from ...configs.config_sources import preset_text, starter_text
 
-    print(preset_text(find_preset(arguments.preset)) if arguments.preset else starter_text(), end="")
+    print(preset_text(arguments.preset) if arguments.preset else starter_text(), end="")
     return 0
 
 
@@ -236,8 +236,8 @@ def plan(arguments: argparse.Namespace) -> int:
     from ...planning.search import search
     from ...report.page import write_plan_page
 
-    options = {name: getattr(arguments, name) for name in ("write", "compile", "seconds")}
-    given = {name: value for name, value in options.items() if value is not None}
+    options = ("write", "compile", "seconds")
+    given = {name: value for name in options if (value := getattr(arguments, name)) is not None}
     if given and not arguments.search:
         raise UserError(f"--{' and --'.join(given)} can be used only with --search.")
     config = load_config(arguments.config, arguments.overrides, sizes=False)

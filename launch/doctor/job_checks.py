@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from ...layouts.paths import some
 from ...mesh.errors import UserError
-from ...mesh.processes import differences, print_progress, unequal
+from ...mesh.processes import differences, unequal
 from ...runtime.machine_check import DirectoryUnavailable, check_directory
 from ...runtime.process_check import wait_until_visible
 from ..startup.addresses import find_proxy, own_ip
@@ -83,8 +83,7 @@ def check_coordinator(job: Job, environ: Mapping[str, str], several_hosts: bool)
     """
     assert job.address is not None
     found = []
-    proxy = find_proxy(environ, job.address.host)
-    if proxy:
+    if proxy := find_proxy(environ, job.address.host):
         text = f"{proxy} applies to {job.address.host}; a run adds it to no_proxy automatically"
         found.append(Finding("proxy", text, "note", f"export no_proxy=$no_proxy,{job.address.host}", proxy))
     if job.address.is_loopback and several_hosts:
@@ -106,8 +105,7 @@ def check_run_dir(run_dir: Path) -> Finding:
         return Finding("run.dir", str(error), "wrong", "set run.dir to a writable directory, or repair the file system")
     free = shutil.disk_usage(existing_part(run_dir)).free
     text = f"{run_dir}: writable, {free / GIB:.1f} GiB free"
-    fix = "free some space, or set run.dir to another file system"
-    return require("run.dir", text, free >= MIN_DISK_SPACE, fix)
+    return require("run.dir", text, free >= MIN_DISK_SPACE, "free some space, or set run.dir to another file system")
 
 
 def existing_part(path: Path) -> Path:
@@ -133,14 +131,13 @@ def create_marker(run_dir: Path) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def find_probes(run_dir: Path, names: Sequence[str], hosts: Sequence[str], seconds: float = VISIBLE_SECONDS) -> Finding:
+def find_probes(run_dir: Path, names: Sequence[str], hosts: Sequence[str]) -> Finding:
     """Checks that this process sees the probes of all processes.
 
     Args:
         run_dir: The directory.
         names: The names of the probes by rank; "" if none was written.
         hosts: The hosts by rank.
-        seconds: How long to wait for them.
     """
     existing = existing_part(run_dir)
 
@@ -148,7 +145,7 @@ def find_probes(run_dir: Path, names: Sequence[str], hosts: Sequence[str], secon
         here = set(os.listdir(existing))
         return sorted({host for name, host in zip(names, hosts, strict=True) if name and name not in here})
 
-    wait_until_visible(lambda: not find_missing(), existing, seconds)
+    wait_until_visible(lambda: not find_missing(), existing, VISIBLE_SECONDS)
     text = f"all {len(names)} processes see the same {existing}"
     if missing := find_missing():
         text = f"files written by {', '.join(missing)} to {existing} are not visible on {socket.gethostname()}"
@@ -157,14 +154,7 @@ def find_probes(run_dir: Path, names: Sequence[str], hosts: Sequence[str], secon
 
 
 def compare(
-    job: Job,
-    own: Sequence[Finding],
-    run_dir: Path,
-    versions: Mapping[str, str],
-    *,
-    on_cpu: bool,
-    seconds: float,
-    probe_seconds: float = VISIBLE_SECONDS,
+    job: Job, own: Sequence[Finding], run_dir: Path, versions: Mapping[str, str], *, on_cpu: bool, seconds: float
 ) -> list[list[Finding]]:
     """Connects the doctors of all processes, and compares their findings.
 
@@ -175,7 +165,6 @@ def compare(
         versions: The versions by package.
         on_cpu: If the run computes on the CPU.
         seconds: How long to wait for the others.
-        probe_seconds: How long to wait for the files of the others.
 
     Returns:
         The findings of each process by rank.
@@ -185,16 +174,15 @@ def compare(
         PortTaken: The port of the coordinator is in use.
         UserError: The job is invalid.
     """
-    meet = partial(join_rendezvous, job, seconds=seconds, run="spmdkit doctor", share=True, say=print_progress)
+    meet = partial(join_rendezvous, job, seconds=seconds, run="spmdkit doctor", share=True)
     with ExitStack() as stack:
         probe = ""
         with suppress(OSError):  # `check_run_dir` reports it
             probe = stack.enter_context(create_marker(run_dir)).name
         meeting = meet(note={"own_ip": own_ip(), "probe": probe, "versions": dict(versions)})
-        probes = [str(each.get("probe", "")) for each in meeting.notes]
         found = [
             *own,
-            find_probes(run_dir, probes, meeting.hosts, probe_seconds),
+            find_probes(run_dir, [str(note.get("probe", "")) for note in meeting.notes], meeting.hosts),
             describe_hosts(meeting),
             *([Finding("coordinator", f"listens on {meeting.bind} only")] if meeting.bind else []),
             *compare_versions(meeting.notes),
@@ -212,7 +200,7 @@ def describe_hosts(meeting: Rendezvous) -> Finding:
 
 
 def compare_versions(notes: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Returns the packages whose versions differ between processes."""
+    """Returns the packages with versions that differ between processes."""
     found = unequal([note.get("versions") or {} for note in notes], "none")
     fix = "install the same versions on all hosts"
     return [Finding("versions", differences(name, values), "wrong", fix) for name, values in found.items()]

@@ -33,7 +33,7 @@ FRAME = struct.Struct(">cI")
 READ_SECONDS = 2.0
 """The time to wait for the last output of a process that has ended."""
 LOST = 75
-"""The exit code of an agent whose client is lost."""
+"""The exit code of an agent that has lost its client."""
 
 
 def main() -> None:
@@ -75,10 +75,9 @@ def probe(task: dict) -> dict:
 
 def resolve(address: str) -> str | None:
     """Returns the IP address of a host; None if its name cannot be resolved."""
-    try:
+    with contextlib.suppress(OSError, UnicodeError):
         return str(socket.getaddrinfo(address, None)[0][4][0])
-    except (OSError, UnicodeError):
-        return None
+    return None
 
 
 def find_port() -> int:
@@ -180,13 +179,11 @@ def relay(pipe: Any, kind: bytes, turn: threading.Lock) -> None:
 
 def send(kind: bytes, text: bytes, turn: threading.Lock) -> bool:
     """Writes one frame; returns whether the client still reads."""
-    try:
-        with turn:
-            sys.stdout.buffer.write(FRAME.pack(kind, len(text)) + text)
-            sys.stdout.buffer.flush()
-    except OSError:
-        return False
-    return True
+    with contextlib.suppress(OSError), turn:
+        sys.stdout.buffer.write(FRAME.pack(kind, len(text)) + text)
+        sys.stdout.buffer.flush()
+        return True
+    return False
 
 
 def listen(process: subprocess.Popen, heard: list[float]) -> None:

@@ -157,8 +157,7 @@ def message(task: dict) -> bytes:
 
 def main() -> None:
     """Runs the task of the environment; the arguments are the name of the host and the command line of ssh."""
-    task = json.loads(os.environ.pop(VARIABLE))
-    code = Client(sys.argv[1], sys.argv[2:], task).run()
+    code = Client(sys.argv[1], sys.argv[2:], json.loads(os.environ.pop(VARIABLE))).run()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code if code >= 0 else 128 - code)

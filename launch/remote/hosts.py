@@ -25,13 +25,6 @@ NAME = re.compile(r"(?:[A-Za-z0-9_][\w.+-]*@)?[A-Za-z0-9_:\[][\w.:%\]-]*")
 MAX_PROCESSES = 256
 MAX_PORT = 65535
 EXAMPLE = "{hosts: [gpu1, gpu2]}"
-REMOVED = {
-    "forward": "set launch.environment in the config, such as {HF_TOKEN: null}; null is the value on this machine",
-    "environment": "set launch.environment in the config",
-    "simulate": "set run.simulate in the config",
-    "spares": "remove it, and replace a lost host in hosts; with --restarts K, the launcher waits for it",
-}
-"""Keys of earlier versions -> the fix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +74,8 @@ class HostsFile:
 
     def __post_init__(self) -> None:
         servers = [(host.name, host.port) for host in self.hosts]
-        for name, port in servers:
-            if servers.count((name, port)) > 1:
-                raise UserError(f"{name} is listed twice. List it once, with processes: 2 or more.")
+        if twice := [name for name, port in servers if servers.count((name, port)) > 1]:
+            raise UserError(f"{twice[0]} is listed twice. List it once, with processes: 2 or more.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,16 +119,13 @@ def read_hosts(path: Path) -> Hosts:
 
 def _prepare(tree: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
     """Returns the keys of a file with each valid host as a mapping."""
-    prepared = {key: value for key, value in tree.items() if key not in REMOVED}
-    if isinstance(tree.get("hosts"), list):
-        hosts = [{"name": each} if isinstance(each, str) else each for each in tree["hosts"]]
-        for number, each in enumerate(hosts):
-            path, found = f"hosts.{number}", list[Problem]()
-            to_dataclass(Host, each, path, found)
-            for problem in found:
-                is_named = problem.message.startswith(path)
-                problems.append(problem if is_named else problem._replace(message=f"{path}.{problem.message}"))
-        prepared["hosts"] = [] if problems else hosts
-    gone = [key for key in tree if key in REMOVED]
-    problems += [Problem(key, f"{key} is no longer a key of a hosts file: {REMOVED[key]}.") for key in gone]
-    return prepared
+    if not isinstance(tree.get("hosts"), list):
+        return tree
+    hosts = [{"name": each} if isinstance(each, str) else each for each in tree["hosts"]]
+    for number, each in enumerate(hosts):
+        path, found = f"hosts.{number}", list[Problem]()
+        to_dataclass(Host, each, path, found)
+        for problem in found:
+            is_named = problem.message.startswith(path)
+            problems.append(problem if is_named else problem._replace(message=f"{path}.{problem.message}"))
+    return {**tree, "hosts": [] if problems else hosts}

@@ -84,8 +84,7 @@ def explain_failure(code: int, stderr: str, host: Host) -> UserError | NotNow:
         stderr: The stderr of ssh.
         host: The host.
     """
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    last = lines[-1] if lines else "no message"
+    last = next((line.strip() for line in reversed(stderr.splitlines()) if line.strip()), "no message")
     if code != SSH_FAILED:
         return UserError(
             f"{host.python} cannot run there (exit code {code}: {last}). Set python in the hosts file to a Python that "

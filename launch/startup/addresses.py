@@ -67,18 +67,16 @@ def parse_address(text: str, variable: str) -> Address:
 
 def is_loopback(ip: str) -> bool:
     """Returns True for a loopback IP address; False for a name."""
-    try:
+    with suppress(ValueError):
         return ipaddress.ip_address(ip.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
+    return False
 
 
 def own_ip() -> str:
     """Returns the IP address of this host's own name, which Gloo listens on; "" if the name does not resolve."""
-    try:
+    with suppress(OSError):
         return str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError:
-        return ""
+    return ""
 
 
 class Listening(NamedTuple):

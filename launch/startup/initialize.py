@@ -1,14 +1,12 @@
 """`initialize`: connects this process to the others of its run, through the rendezvous and JAX."""
 
 import os
-from collections.abc import Callable
 
 import jax
 
 from ...mesh.compat import backend_started, keep_quiet_about_proxies
 from ...mesh.devices import has_accelerators
 from ...mesh.errors import TooLateError, UserError
-from ...mesh.processes import print_progress
 from .addresses import bypass_proxy, is_loopback, own_ip, wait_until_listening
 from .detection import find_job
 from .rendezvous import Rendezvous, join_rendezvous
@@ -24,7 +22,6 @@ def initialize(
     heartbeat_timeout_seconds: int = 100,
     shutdown_timeout_seconds: int = 300,
     run: str = "",
-    say: Callable[[str], None] = print_progress,
 ) -> None:
     """Connects this process to the others of the run; call it before JAX opens devices.
 
@@ -40,7 +37,6 @@ def initialize(
         heartbeat_timeout_seconds: Seconds after which a silent process counts as dead.
         shutdown_timeout_seconds: Seconds to wait for the others at exit.
         run: The run, such as its directory; a process with another value belongs to another run and is refused.
-        say: Called now and then with a line about missing processes.
 
     Raises:
         UserError: The description of the run is incomplete, contradicting or invalid; the message names the variables.
@@ -66,14 +62,8 @@ def initialize(
     if job is None:
         _initialize_tpu(timeouts)
         return
-    rendezvous = join_rendezvous(
-        job,
-        seconds=initialization_timeout,
-        run=run,
-        note={"own_ip": own_ip()},
-        check=check_host_names,
-        say=say,
-    )
+    note = {"own_ip": own_ip()}
+    rendezvous = join_rendezvous(job, seconds=initialization_timeout, run=run, note=note, check=check_host_names)
     _connect_jax(job, rendezvous, timeouts)
 
 

@@ -26,7 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ...layouts.paths import some
 from ...mesh.errors import UserError
-from ...mesh.processes import PROGRESS_SECONDS, ProcessesMissing, ranks
+from ...mesh.processes import PROGRESS_SECONDS, ProcessesMissing, print_progress, ranks
 from .addresses import Address, Listening, PortTaken, listen
 from .variables import Job
 
@@ -151,7 +151,7 @@ def join_rendezvous(
     note: dict[str, Any] | None = None,
     check: Check = lambda rendezvous: None,
     share: bool = False,
-    say: Say,
+    say: Say = print_progress,
 ) -> Rendezvous:
     """Waits until all processes of a run are there.
 

@@ -215,8 +215,7 @@ def _complete_mpi(facts: Job, nodelist: str | None) -> Job | None:
     job = facts.variables["identity"]
     identity = f"{facts.source} {facts.identity}"
     nodes = expand_hosts(nodelist, "SLURM_JOB_NODELIST") if nodelist else []
-    is_on_one_host = facts.local_processes is not None and facts.local_processes == facts.num_processes
-    if len(nodes) == 1 or is_on_one_host:
+    if len(nodes) == 1 or facts.local_processes == facts.num_processes:
         nodes = [LOOPBACK]
     if not nodes:
         return facts._replace(identity=identity)
@@ -225,7 +224,7 @@ def _complete_mpi(facts: Job, nodelist: str | None) -> Job | None:
 
 
 def job_port(identity: str) -> int:
-    """Returns the port of a job whose launcher sets none: equal in all its processes, mostly different between jobs."""
+    """Returns the port for a launcher that sets none: equal in all processes of a job, mostly different across jobs."""
     return FIRST_PORT + crc32(identity.encode()) % PORTS
 
 

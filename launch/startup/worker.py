@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from ...configs.schema import Timeouts
 from ...mesh.errors import UserError
@@ -18,40 +19,24 @@ from ...mesh.processes import print_progress
 from .detection import find_job
 from .initialize import initialize
 from .rendezvous import REFUSING_SECONDS, announce_failure
-from .variables import read_integer
+from .variables import MANUAL, read_integer
 
 
 def job_environment(
-    address: str,
-    num_processes: int,
-    process_id: int,
-    simulate: int | None = None,
-    *,
-    identity: str = "",
-    local_rank: int | None = None,
-    local_processes: int | None = None,
+    address: str, num_processes: int, process_id: int, *, simulate: int = 0, **more: Any
 ) -> dict[str, str]:
-    """Returns the environment variables that describe a job to one of its processes.
+    """Returns the environment variables that describe a job to one of its processes; `find_job` reads them.
 
     Args:
         address: "host:port" of the coordinator, process 0.
         num_processes: The number of processes.
         process_id: The rank of the process.
-        simulate: The number of CPU devices that the process simulates; None = the config's value.
-        identity: The attempt of the job: a process with another identity is refused; "" is not compared.
-        local_rank: The rank of the process on its host; with `local_processes`, it determines the process's GPUs.
-        local_processes: The number of processes on its host.
+        simulate: The number of CPU devices that the process simulates; 0 = the config's value.
+        **more: Further values of a `Job`: `identity`, `local_rank`, `local_processes`.
     """
-    values = {
-        "SPMDKIT_JOB_ADDRESSES": address,
-        "SPMDKIT_NUM_PROCESSES": num_processes,
-        "SPMDKIT_PROCESS_ID": process_id,
-        "SPMDKIT_SIMULATE": simulate,
-        "SPMDKIT_JOB_ID": identity or None,
-        "SPMDKIT_LOCAL_RANK": local_rank,
-        "SPMDKIT_LOCAL_PROCESSES": local_processes,
-    }
-    return {name: str(value) for name, value in values.items() if value is not None}
+    facts = {"address": address, "num_processes": num_processes, "process_id": process_id, **more}
+    variables = {MANUAL["SPMDKIT_*"][fact][0]: str(value) for fact, value in facts.items()}
+    return variables | ({"SPMDKIT_SIMULATE": str(simulate)} if simulate else {})
 
 
 def count_processes() -> int:
@@ -78,12 +63,11 @@ def announces_errors() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        job = None
         with suppress(UserError):  # incomplete variables: the others cannot be reached
             job = find_job()
-        if job is not None and job.is_shared and job.address is not None:
-            print_progress(f"this process cannot start and notifies the others (within {REFUSING_SECONDS:.0f} s)")
-            announce_failure(job, str(error), say=lambda line: None)
+            if job is not None and job.is_shared and job.address is not None:
+                print_progress(f"this process cannot start and notifies the others (within {REFUSING_SECONDS:.0f} s)")
+                announce_failure(job, str(error), say=lambda line: None)
         raise
 
 

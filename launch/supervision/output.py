@@ -191,7 +191,7 @@ class TaggedOutput:
     Args:
         logs: The directory of the logs.
         num_ranks: The number of ranks.
-        name: The program whose stream this is. Its own lines are shown after this name, and kept in `name`.log.
+        name: The program that writes the stream. Its own lines are shown after this name, and kept in `name`.log.
     """
 
     def __init__(self, logs: Path, num_ranks: int, name: str) -> None:
@@ -209,7 +209,6 @@ class TaggedOutput:
 
     def __call__(self, pipe: BinaryIO, rank: int, log: Log, tail: deque[str], writer: MutableWriter) -> None:
         """Copies the output of all ranks until the pipe closes; takes the arguments of `relay`."""
-        del rank, tail
         tails = self._err if writer.is_stderr else self._out
         logs, relays = {0: log}, dict[int, Relay]()
         with pipe:
@@ -240,14 +239,12 @@ class TaggedOutput:
 
 def split_at_tags(line: bytes) -> Iterator[tuple[int | None, bytes]]:
     """Yields the rank and the text of each tagged piece of a line; the rank is None before the first tag."""
-    tags = list(TAG.finditer(line))
-    begin = tags[0].start() if tags else len(line)
-    if begin:
-        yield None, line[:begin]
-    ends = [*(following.start() for following in tags[1:]), len(line)]
-    for tag, end in zip(tags, ends, strict=False):
-        if piece := line[tag.end() : end]:
-            yield int(tag[1] or tag[2]), piece
+    before, *rest = TAG.split(line)  # for each tag, its two groups, of which one is None, and the piece after it
+    if before:
+        yield None, before
+    for first, second, piece in zip(rest[::3], rest[1::3], rest[2::3], strict=True):
+        if piece:
+            yield int(first or second), piece
 
 
 def clean_lines(block: str) -> list[str]:

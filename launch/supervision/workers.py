@@ -22,6 +22,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from ...mesh.exit_codes import DIVERGED, FINISHED, INVALID_INPUT
+from ...runtime.ownership import read_stat
 from .blame import Exit, Outcome, was_killed
 from .output import MAX_TAIL_LINES, Log, MutableWriter, log_file, relay
 
@@ -99,26 +100,17 @@ class Stage(IntEnum):
     GIVEN_UP = 5
 
 
-def run_processes(
-    starts: Sequence[Start],
-    logs: Path,
-    *,
-    grace: float = GRACE_SECONDS,
-    stop: float = GRACE_SECONDS,
-    leave: float = LEAVE_SECONDS,
-) -> Outcome:
+def run_processes(starts: Sequence[Start], logs: Path, *, stop: float = GRACE_SECONDS) -> Outcome:
     """Runs several processes until all have ended. Call this in the main thread.
 
-    If one fails, the others get SIGTERM, and SIGKILL `grace` seconds later. The same happens if one has finished and
-    the others have not `leave` seconds later. If this process gets SIGINT, SIGTERM, SIGHUP or SIGUSR1, all get that
-    signal and `stop` seconds to save; then, or after a second signal, they are killed. No process outlives this one.
+    If one fails, the others get SIGTERM, and SIGKILL GRACE_SECONDS later. The same happens if one has finished and the
+    others have not LEAVE_SECONDS later. If this process gets SIGINT, SIGTERM, SIGHUP or SIGUSR1, all get that signal
+    and `stop` seconds to save; then, or after a second signal, they are killed. No process outlives this one.
 
     Args:
         starts: The processes by rank.
         logs: The directory of the logs, created if it is missing.
-        grace: Seconds before processes are killed because one has failed.
         stop: Seconds before processes are killed because of a signal.
-        leave: Seconds between the end of one that finished and those of the others.
 
     Returns:
         The ends of all of them.
@@ -133,7 +125,7 @@ def run_processes(
             for rank, start in enumerate(starts):
                 workers.append(start_worker(rank, start, logs, guard))
                 watch(workers[-1], events)
-            exits, received, halted = _supervise(workers, events, grace, stop, leave)
+            exits, received, halted = _supervise(workers, events, stop)
         finally:
             send(workers, signal.SIGKILL)  # also to children that workers left behind
             guard.kill()  # before its pipe closes: the system may reuse the process ids
@@ -144,7 +136,7 @@ def run_processes(
 
 
 def _supervise(
-    workers: Sequence[Worker], events: SimpleQueue, grace: float, stop: float, leave: float
+    workers: Sequence[Worker], events: SimpleQueue, stop: float
 ) -> tuple[list[Exit], signal.Signals | None, list[int]]:
     """Waits until all processes have ended, on their own or because one failed or a signal came."""
     exits: list[Exit] = []
@@ -173,9 +165,9 @@ def _supervise(
         elif stage is Stage.KILLED:
             send(workers, signal.SIGKILL)
         seconds = {
-            Stage.LEAVING: leave,
+            Stage.LEAVING: LEAVE_SECONDS,
             Stage.SETTLING: SETTLE_SECONDS,
-            Stage.ASKED: stop if received else grace,
+            Stage.ASKED: stop if received else GRACE_SECONDS,
             Stage.KILLED: KILL_SECONDS,
         }
         deadline = time.monotonic() + seconds.get(stage, 0.0)
@@ -200,10 +192,9 @@ def _mute(workers: Sequence[Worker], ended: Collection[int]) -> None:
 
 def _next_event(events: SimpleQueue, deadline: float | None) -> Exit | signal.Signals | None:
     """Returns the next event, or None after the deadline."""
-    try:
+    with suppress(Empty):
         return events.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
-    except Empty:
-        return None
+    return None
 
 
 def start_worker(rank: int, start: Start, logs: Path, guard: subprocess.Popen[bytes]) -> Worker:
@@ -256,14 +247,7 @@ def send(workers: Sequence[Worker], number: signal.Signals) -> None:
 
 def halted_ranks(workers: Sequence[Worker]) -> list[int]:
     """Returns the ranks that are stopped (SIGSTOP); on Linux only."""
-    return [worker.rank for worker in workers if _read_state(worker.process.pid) == "T"]
-
-
-def _read_state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
+    return [worker.rank for worker in workers if read_stat(worker.process.pid)[:1] == ["T"]]
 
 
 def finish_reading(workers: Sequence[Worker]) -> None:

@@ -18,7 +18,7 @@ from ...parallel.step.state import TrainState
 from ...training.steps.late_log import RUN_AHEAD
 from ...training.times import Times, process_age
 from ..build_run import Built
-from ..goodput import NAME, Ledger
+from ..goodput import GOODPUT, Ledger
 from .replica_guard import ReplicaGuard, describe_coverage
 from .stragglers import OwnWork, Stragglers
 from .watchdog import Watchdog
@@ -45,12 +45,8 @@ class Guards:
         limits = (timeouts.step, timeouts.first_step, timeouts.evaluation, timeouts.save)
         self._watches = finds_stragglers or any(limits)
         self._work = OwnWork(guards.straggler_steps) if finds_stragglers else None
-        self.watchdog = Watchdog(
-            timeouts,
-            times=self.times,
-            work=self._work or (lambda: None),
-            stragglers=Stragglers(guards.stragglers, say) if finds_stragglers else None,
-        )
+        stragglers = Stragglers(guards.stragglers, say) if finds_stragglers else None
+        self.watchdog = Watchdog(timeouts, self.times, self._work or (lambda: None), stragglers)
         self._replicas: ReplicaGuard | None = None
         self._ledger: Ledger | None = None
         self._started = 0
@@ -64,7 +60,7 @@ class Guards:
             start: Steps done.
         """
         if is_main_process() and self._config.ledger:
-            self._ledger = Ledger(folder / NAME, step=start, began=self._began)
+            self._ledger = Ledger(folder / GOODPUT, step=start, began=self._began)
         every = self._config.replicas_every
         check = ReplicaCheck(built.step.abstract_state())
         if check.paths:

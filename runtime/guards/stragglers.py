@@ -76,8 +76,7 @@ class OwnWork:
         def call(*arguments: Any) -> Any:
             clock, processor = time.perf_counter(), time.thread_time()
             result = step(*arguments)
-            waited = (time.perf_counter() - clock) - (time.thread_time() - processor)
-            self._waited += max(0.0, waited)
+            self._waited += max(0.0, (time.perf_counter() - clock) - (time.thread_time() - processor))
             return result
 
         return call

@@ -179,8 +179,8 @@ class Results:
         if found is None:
             return None
         self._failed_at = self._failed_at or time.monotonic()
-        waited = time.monotonic() - self._failed_at
-        return jax.errors.JaxRuntimeError(found) if waited >= SECONDS_TO_RAISE else None
+        has_waited = time.monotonic() - self._failed_at >= SECONDS_TO_RAISE
+        return jax.errors.JaxRuntimeError(found) if has_waited else None
 
 
 def _errors(result: jax.Array) -> list[str]:
@@ -199,12 +199,7 @@ class Watchdog:
     """The watchdog of one process of a run; `note` costs one assignment."""
 
     def __init__(
-        self,
-        timeouts: Timeouts,
-        *,
-        times: Times | None = None,
-        work: Callable[[], Work | None] = lambda: None,
-        stragglers: Stragglers | None = None,
+        self, timeouts: Timeouts, times: Times, work: Callable[[], Work | None], stragglers: Stragglers | None
     ) -> None:
         """Prepares the watchdog.
 
@@ -212,12 +207,10 @@ class Watchdog:
             timeouts: The section `timeouts`.
             times: Receives every change of phase.
             work: Returns the work of the last steps of this process; called by the thread of the watchdog.
-            stragglers: Compares the work of all processes, in process 0.
+            stragglers: Compares the work of all processes, in process 0; None = it is not compared.
         """
         self._deadlines = Deadlines(timeouts)
-        self._times = times or Times("")
-        self._work = work
-        self._stragglers = stragglers
+        self._times, self._work, self._stragglers = times, work, stragglers
         self._doing: tuple[int, str, float, int] | None = None
         self._training = threading.get_ident()
         self._dumped = False
@@ -318,12 +311,11 @@ class Watchdog:
     def _talk(self, client: Any, now: Note | None) -> None:
         """Publishes the note of this process, and reads those of the others."""
         self._publish(client, now)
-        asking = [key.rpartition("/")[2] for key, _ in client.key_value_dir_get(STACKS)]
-        if asking:
+        if asking := [key.rpartition("/")[2] for key, _ in client.key_value_dir_get(STACKS)]:
             self._dump(f", asked for by rank {asking[0]}, which sees no progress")
         if self._stragglers is not None and jax.process_index() == 0:
-            found = _published(client)
-            self._stragglers.compare([_as_work(found.get(rank)) for rank in range(jax.process_count())])
+            texts = _published(client)
+            self._stragglers.compare([_as_work(texts.get(rank)) for rank in range(jax.process_count())])
 
     def _publish(self, client: Any, now: Note | None) -> None:
         """Publishes the note of this process; every text is new."""

@@ -1,7 +1,7 @@
 """Finds the run that an argument names: its directory, one of its checkpoints, or the config that trained it."""
 
+import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,9 +31,8 @@ class FoundRun(NamedTuple):
             UserError: It is missing.
         """
         config = self.source or self.found.run / "config.yaml"
-        with suppress(OSError):
-            if config.is_file():
-                return config
+        if os.path.isfile(config):  # unlike Path.is_file, raises nothing
+            return config
         raise UserError(
             f"{display_path(self.found.run)} has checkpoints, but config.yaml, which names their model, is missing. "
             "Restore it, or give the YAML file that the run was trained with instead of the directory."
@@ -83,11 +82,6 @@ def find_folder(given: str | Path) -> Path:
     path = absolute_path(load_config(source, sizes=False).run.dir if source else given)
     is_run = path.is_dir() if source else any((path / name).is_file() for name in ("metrics.jsonl", "config.yaml"))
     return (path if is_run else find_run(given).found.run).resolve()
-
-
-def names_folder(given: str | Path) -> bool:
-    """Returns True if an argument names a directory, not a config that accepts overrides."""
-    return _config_file(given) is None
 
 
 def _config_file(given: str | Path) -> Path | None:

@@ -97,8 +97,7 @@ def fit_given(mesh: Mapping[str, Any], num_devices: int, num_processes: int = 1)
             "product of the others divides the number of devices. Change the sizes, or simulate more devices first "
             "thing in the program (spmdkit.DeviceMesh.simulated, run.simulate on the command line)."
         )
-    resolved = resolved_sizes(sizes, used)
-    return Fitted(_with_sizes(strategy, resolved), used)
+    return Fitted(_with_sizes(strategy, resolved_sizes(sizes, used)), used)
 
 
 def devices_of(mesh: Mapping[str, Any]) -> int:

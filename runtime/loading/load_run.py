@@ -38,6 +38,8 @@ from .loaded_run import LoadedRun as LoadedRun
 
 AGREEMENTS = count(1)
 """Numbers of the agreements of processes, which all load equally often, in the same order."""
+Join = Callable[[Timeouts, str], AbstractContextManager[None]]
+"""Joins the other processes of a command, for a `with` block."""
 IN_CHANGES = "in changes"
 """The place of the key=value arguments of `load_run`, for messages."""
 
@@ -77,13 +79,7 @@ def load_run(
 
 @contextmanager
 def loaded(
-    given: str,
-    step: int | None,
-    changes: Sequence[str],
-    *,
-    ema: bool = False,
-    join: Callable[[Timeouts, str], AbstractContextManager[None]],
-    simulate: int | None = None,
+    given: str, step: int | None, changes: Sequence[str], *, ema: bool, join: Join, simulate: int | None = None
 ) -> Iterator[LoadedRun]:
     """Loads a run for a command, which may be one of several processes; `strategy` among the changes is its mesh.
 
@@ -175,7 +171,7 @@ def _load(
             fitted = fit_given(mesh, devices, processes)
         else:
             fitted = fit_own(config.strategy, stored.mesh, devices, processes)
-        run = LoadedRun(place, stored, config, fitted, own_data=not _names("data", changes), ema=ema)
+        run = LoadedRun(place.found.run, stored, config, fitted, own_data=not _names("data", changes), ema=ema)
     except CheckpointError as error:
         if not folder.is_dir():
             raise CheckpointError(

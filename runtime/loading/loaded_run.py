@@ -38,7 +38,6 @@ from ...training.predict import Predictor
 from ..build_run import choose_evenly, first_row, model_limits, plan_layouts
 from ..model_check import check_functions
 from ..provenance import changed_data, mesh_text
-from .find_run import FoundRun
 from .fitting import Fitted, fitting_rows, rows_alone
 
 DEFAULT_LENGTH = 200
@@ -85,31 +84,23 @@ class LoadedRun:
     """
 
     def __init__(
-        self,
-        place: FoundRun,
-        stored: StoredCheckpoint,
-        config: Config,
-        fitted: Fitted,
-        *,
-        own_data: bool = False,
-        ema: bool = False,
+        self, folder: Path, stored: StoredCheckpoint, config: Config, fitted: Fitted, *, own_data: bool, ema: bool
     ) -> None:
         """Builds the model, lays it out and reads its parameters.
 
         Args:
-            place: The run on disk.
+            folder: The directory of the run.
             stored: The checkpoint.
             config: Its configuration.
             fitted: The strategy, fitted to the devices.
-            own_data: Whether the config names the run's own data, whose fingerprint is then compared.
+            own_data: True if the config names the run's own data; its fingerprint is then compared.
             ema: Read the averages of the parameters instead of the parameters.
 
         Raises:
             UserError: The model or its layouts are invalid, or the checkpoint does not fit the model or has no
                 averages.
         """
-        self.place, self.folder = place, place.found.run
-        self.checkpoint, self.config = stored.folder, config
+        self.folder, self.checkpoint, self.config = folder, stored.folder, config
         self.facts = {name: int(value) for name, value in stored.about.get("data", {}).items()}
         self._stored, self._own_data = stored, own_data
         self.batch_rows = fitting_rows(config.train.global_batch, fitted)
@@ -165,8 +156,7 @@ class LoadedRun:
         """
         splits = open_splits(self.config.data, self.config.run.search_path, self.config.train.global_batch)
         check_splits(splits, self._limits)  # the model's limits: other data may contain other ids
-        changed = changed_data(self.folder, splits) if self._own_data else ""
-        if changed:
+        if self._own_data and (changed := changed_data(self.folder, splits)):
             warnings.warn(changed, stacklevel=2)
         return splits
 
@@ -300,9 +290,7 @@ class LoadedRun:
 
     def text(self, tokens: Sequence[int]) -> str:
         """Returns tokens as text if they are text, otherwise as numbers."""
-        if self.writes_text:
-            return self._codec.decode(tokens)
-        return " ".join(map(str, tokens))
+        return self._codec.decode(tokens) if self.writes_text else " ".join(map(str, tokens))
 
     def export(self, target: str | Path, *, lora: str = MERGED, force: bool = False) -> Exported:
         """Writes the parameters for other programs, from the checkpoint, like `spmdkit export`.
@@ -432,6 +420,5 @@ def write_folder(run: LoadedRun, target: Path) -> str:
         raise UserError("Only one process can write a Hugging Face directory. Start the command without a launcher.")
     spec, facts, folders = run.config.model, run.facts, run.config.run.search_path
     config, origin = transformer_of(spec, facts, folders)
-    params = without_adapters(spec, run.params, facts, folders)
-    save(target, config, params, like=origin or None)
+    save(target, config, without_adapters(spec, run.params, facts, folders), like=origin or None)
     return f"Wrote {display_path(target.absolute())}: config.json and the weights of step {run.step}, for transformers."

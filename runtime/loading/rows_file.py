@@ -7,6 +7,7 @@ import os
 import tempfile
 import zipfile
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
@@ -62,19 +63,16 @@ def write_rows(target: Path, num_rows: int, batches: Iterable[Mapping[str, np.nd
     files: dict[str, IO[bytes]] = {}
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as name:
         folder = Path(name)
-        try:
+        with ExitStack() as stack:
             for batch in batches:
                 for array_name, rows in batch.items():
                     rows = np.ascontiguousarray(rows, npy_dtype(rows.dtype))
                     if array_name not in files:
                         shapes[array_name] = (num_rows, *rows.shape[1:])
-                        files[array_name] = (folder / str(len(files))).open("xb")
+                        files[array_name] = stack.enter_context((folder / str(len(files))).open("xb"))
                         header = {**np.lib.format.header_data_from_array_1_0(rows), "shape": shapes[array_name]}
                         np.lib.format.write_array_header_1_0(files[array_name], header)
                     files[array_name].write(rows.data if rows.size else b"")
-        finally:
-            for file in files.values():
-                file.close()
         with atomic_write(target) as partial, zipfile.ZipFile(partial, "x", zipfile.ZIP_STORED) as archive:
             archive.comment = SAVED_BY.encode()
             for number, array_name in enumerate(files):

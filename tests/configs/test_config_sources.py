@@ -8,7 +8,6 @@ from spmdkit.configs.config_sources import (
     SCHEMA_LINE,
     describe_presets,
     find_config,
-    find_preset,
     is_run_directory,
     preset_names,
     preset_text,
@@ -55,9 +54,9 @@ def test_starter_is_a_valid_config(tmp_path):
 
 def test_finds_presets_with_or_without_ending():
     assert find_config("quickstart") == find_config("quickstart.yaml")
-    assert find_preset("fsdp.yaml") == "fsdp"
+    assert preset_text("fsdp.yaml") == preset_text("fsdp")
     with pytest.raises(ConfigError, match=r"unknown preset\. Did you mean fsdp"):
-        find_preset("fdsp")
+        preset_text("fdsp")
 
 
 def test_file_goes_before_preset(tmp_path, monkeypatch):

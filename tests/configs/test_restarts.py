@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 from spmdkit.configs.config_text import as_plain
-from spmdkit.configs.restarts import RULES, describe_restarts, is_fixed, rule_of
+from spmdkit.configs.restarts import RULES, describe_restarts, rule_of
 from spmdkit.configs.schema import Config
 from spmdkit.layouts.paths import flatten_mapping
 from spmdkit.parallel.sharding.strategies import option_types
@@ -37,9 +37,8 @@ def test_rules_name_existing_keys():
 
 
 def test_options_of_a_model_are_fixed():
-    assert is_fixed("model.width")
-    assert is_fixed("model.lora.rank")
-    assert not is_fixed("model.check")
+    rules = [rule_of(key) for key in ("model.width", "model.lora.rank", "model.check")]
+    assert [rule and rule.kind for rule in rules] == ["never", "never", "any"]
     assert rule_of("nothing.of.the.kind") is None
 
 

@@ -31,7 +31,7 @@ def test_a_sample_is_found_alone_and_far_away():
 
 
 def test_the_sequence_of_the_docstring():
-    assert turns((5, 3, 2)).part.tolist() == [0, 1, 0, 2, 0, 1, 0, 2, 1, 0]
+    assert turns((5, 3, 2))[0].tolist() == [0, 1, 0, 2, 0, 1, 0, 2, 1, 0]
 
 
 @pytest.mark.parametrize(

@@ -52,10 +52,11 @@ def test_checks_the_run_dir(tmp_path, monkeypatch):
 
 def test_probes_are_temporary_and_visible(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(job_checks, "VISIBLE_SECONDS", 0.2)
     with job_checks.create_marker(tmp_path / "run") as one, job_checks.create_marker(Path("run/x")) as other:
         assert (one.parent, other.parent) == (tmp_path, Path())
         assert job_checks.find_probes(tmp_path / "run", [one.name, other.name], ["a", "b"]).level == "ok"
-        found = job_checks.find_probes(tmp_path / "run", [one.name, "another"], ["a", "b"], seconds=0.2)
+        found = job_checks.find_probes(tmp_path / "run", [one.name, "another"], ["a", "b"])
         assert found.level == "wrong"
         assert f"files written by b to {tmp_path} are not visible on {socket.gethostname()}" in found.found
     assert list(tmp_path.iterdir()) == []
@@ -68,7 +69,7 @@ def compare_all(folders, count: int, seconds: float = 30.0) -> list[list[list[Fi
         own = [Finding("own", f"of {rank}")]
         versions = {"jax": "0.10.2" if rank else "0.10.1"}
         mine = job._replace(process_id=rank)
-        return job_checks.compare(mine, own, folders[rank], versions, on_cpu=True, seconds=seconds, probe_seconds=0.3)
+        return job_checks.compare(mine, own, folders[rank], versions, on_cpu=True, seconds=seconds)
 
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(one, range(len(folders))))

@@ -58,10 +58,7 @@ WRONG = {
     "hosts: [{name: gpu1, processes: 300}]": "hosts.0.processes must be at most 256, got 300",
     "hosts: [{name: gpu1, address: 'a b'}]": "line 1: hosts.0.address='a b' is not a valid host.",
     "hosts: [gpu1]\nprocesses: 0": "line 2: processes must be at least 1, got 0 (integer).",
-    "hosts: [gpu1]\nforward: [A]": "line 2: forward is no longer a key of a hosts file: set launch.environment in the",
-    "hosts: [gpu1]\nenvironment: {A: b}": "environment is no longer a key of a hosts file: set launch.environment",
-    "hosts: [gpu1]\nsimulate: 2": "simulate is no longer a key of a hosts file: set run.simulate in the config.",
-    "hosts: [gpu1]\nspares: [gpu2]": "spares is no longer a key of a hosts file: remove it, and replace a lost host",
+    "hosts: [gpu1]\nenvironment: {A: b}": "line 2: environment is not a valid key. Did you mean launch.environment?",
     "hosts: [gpu1": "invalid YAML",
     "": "the file is empty.",
 }

@@ -82,9 +82,10 @@ def test_a_signal_leaves_the_time_to_save(monkeypatch):
     sent, events = [], SimpleQueue()
     monkeypatch.setattr(workers, "send", lambda _, number: sent.append(number))
     monkeypatch.setattr(workers, "halted_ranks", lambda _: [])
+    monkeypatch.setattr(workers, "GRACE_SECONDS", 0.0)
     events.put(signal.SIGTERM)
     threading.Timer(0.3, events.put, [Exit(0, 0)]).start()
-    found = workers._supervise([None], events, grace=0.0, stop=30.0, leave=1.0)
+    found = workers._supervise([None], events, stop=30.0)
     assert (found, sent) == (([Exit(0, 0, stopped=True)], signal.SIGTERM, []), [signal.SIGTERM])
 
 

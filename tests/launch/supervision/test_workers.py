@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from spmdkit.launch.supervision import workers
 from spmdkit.launch.supervision.blame import Cause, Outcome
 from spmdkit.launch.supervision.workers import (
     BOUND_VARIABLE,
@@ -83,9 +84,10 @@ def test_stopped_processes_are_muted(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_kills_processes_that_ignore_sigterm(tmp_path):
+def test_kills_processes_that_ignore_sigterm(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "GRACE_SECONDS", 0.5)
     start = time.monotonic()
-    outcome = run([IGNORE_TERM, "import time; time.sleep(1); 1 / 0"], tmp_path, grace=0.5)
+    outcome = run([IGNORE_TERM, "import time; time.sleep(1); 1 / 0"], tmp_path)
     assert codes(outcome) == {0: -signal.SIGKILL, 1: 1}
     assert outcome.tails[1][-1] == "ZeroDivisionError: division by zero"
     assert time.monotonic() - start < 5
@@ -102,19 +104,21 @@ def test_waits_for_the_cause_of_a_symptom(symptom, tmp_path):
 
 
 @pytest.mark.slow
-def test_others_may_finish_later(tmp_path):
+def test_others_may_finish_later(tmp_path, monkeypatch):
+    assert run(["pass", "import time; time.sleep(1)"], tmp_path).cause is None
+    monkeypatch.setattr(workers, "LEAVE_SECONDS", 0.5)
     start = time.monotonic()
-    outcome = run(["pass", SLEEP], tmp_path, leave=0.5)
+    outcome = run(["pass", SLEEP], tmp_path)
     assert outcome.cause == Cause(0, "ended with code 0 before the others finished", 75, 0)
     assert codes(outcome) == {0: 0, 1: -signal.SIGTERM}
     assert time.monotonic() - start < 10
-    assert run(["pass", "import time; time.sleep(1)"], tmp_path, leave=20).cause is None
 
 
 @pytest.mark.slow
-def test_halted_process_is_the_cause(tmp_path):
+def test_halted_process_is_the_cause(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "GRACE_SECONDS", 0.5)
     stop = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
-    outcome = run([stop, GLOO.replace("import sys", "import sys, time; time.sleep(1)")], tmp_path, grace=0.5)
+    outcome = run([stop, GLOO.replace("import sys", "import sys, time; time.sleep(1)")], tmp_path)
     assert outcome.halted == (0,)
     assert outcome.cause is not None
     assert (outcome.cause.rank, outcome.cause.exit_code) == (0, 75)
@@ -135,7 +139,7 @@ from spmdkit.launch.supervision.workers import run_processes
 from spmdkit.launch.supervision.workers import Start
 program = {IGNORE_TERM!r}.replace("'ready'", "os.getpid()").replace("import signal", "import os, signal")
 command = [sys.executable, "-u", "-c", program]
-outcome = run_processes([Start(command, dict(os.environ))] * 2, Path(sys.argv[1]), grace=1.0, stop=float(sys.argv[2]))
+outcome = run_processes([Start(command, dict(os.environ))] * 2, Path(sys.argv[1]), stop=float(sys.argv[2]))
 sys.exit(outcome.exit_code)
 """
 

@@ -19,6 +19,7 @@ from spmdkit.parallel.step.state import StepMetrics
 from spmdkit.runtime.guards import watchdog as module
 from spmdkit.runtime.guards.progress_notes import Deadlines, Note
 from spmdkit.runtime.guards.watchdog import ClientWithTimeout, Unanswered, Watchdog, current_function
+from spmdkit.training.times import Times
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_each_phase_has_its_deadline(note, expected):
 
 
 def test_the_first_step_of_a_start_has_its_own_deadline():
-    watchdog, found = Watchdog(Timeouts(step=10, first_step=60)), []
+    watchdog, found = Watchdog(Timeouts(step=10, first_step=60), Times(""), lambda: None, None), []
     for _ in watchdog.batches(range(2), 4):
         found.append(watchdog._deadlines.of(watchdog._now()))
     assert found == [(60, "timeouts.first_step"), (10, "timeouts.step")]
@@ -57,7 +58,7 @@ def test_who_waits_for_a_slow_save_does_not_end_the_run():
 
 
 def test_what_is_under_way_is_noted():
-    watchdog, seen = Watchdog(Timeouts()), []
+    watchdog, seen = Watchdog(Timeouts(), Times(""), lambda: None, None), []
 
     def doing():
         now = watchdog._now()
@@ -79,7 +80,7 @@ def test_what_is_under_way_is_noted():
 
 
 def test_every_item_is_progress():
-    watchdog = Watchdog(Timeouts())
+    watchdog = Watchdog(Timeouts(), Times(""), lambda: None, None)
     watchdog.note(3, "evaluation")
     for number, _ in enumerate(watchdog.goes_on(range(2)), 1):
         assert watchdog._now().seconds < 0.04
@@ -94,7 +95,8 @@ HANGS = """
 import time
 from spmdkit.configs.schema import Timeouts
 from spmdkit.runtime.guards.watchdog import Watchdog
-watchdog = Watchdog(Timeouts(step=1))
+from spmdkit.training.times import Times
+watchdog = Watchdog(Timeouts(step=1), Times(""), lambda: None, None)
 with watchdog.watching():
     watchdog.note(3, "step")
     time.sleep(1.5 if {ends} else 60)
@@ -112,7 +114,7 @@ def test_a_process_alone_ends_with_its_stacks(ends):
         return
     assert time.monotonic() - before < 30
     assert "--- stacks of rank 0" in ended.stderr
-    assert 'File "<string>", line 8 in <module>' in ended.stderr
+    assert 'File "<string>", line 9 in <module>' in ended.stderr
     assert "error: No progress for more than 1 s (timeouts.step): step 3, step, for" in ended.stderr
 
 
@@ -141,7 +143,7 @@ def test_a_device_that_fails_while_another_waits_for_it_ends_the_run(phase, half
     monkeypatch.setattr(module, "PUBLISH_SECONDS", 0.02)
     monkeypatch.setattr(module, "SECONDS_TO_RAISE", 0.1)
     step = SimpleNamespace(measure=lambda: LossSums(half_failed, half_failed))
-    watchdog = Watchdog(Timeouts(step=60))
+    watchdog = Watchdog(Timeouts(step=60), Times(""), lambda: None, None)
     with watchdog.watching():
         watchdog.note(7, phase)
         if phase == "step":

@@ -4,7 +4,6 @@ from functools import cache
 
 import jax
 import numpy as np
-import optax
 import pytest
 import reference
 from spmdkit.mesh.axes import AXES
@@ -71,8 +70,8 @@ def test_first_parameters_are_the_bits_of_one_device(name):
     """Wherever a part of a parameter is drawn. Rows of the table start from given ones, which compile faster."""
     row = row_named(name)
     own = model(row.kind, row.layers)
-    layouts = lay_out(own, row.strategy, devices=toy.devices(num_devices(row)))
-    found = natural(layouts, build_step(own, optax.sgd(1.0), layouts).init(seed=0).params)
+    step = toy.build(row.strategy, model=own)
+    found = natural(step.plan, step.init(seed=0).params)
     assert jax.tree.all(
         jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), b), found, first_params(row.kind, row.layers))
     )

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 from spmdkit.configs import load_config
-from spmdkit.mesh import list_devices, targets
+from spmdkit.mesh import list_devices
 from spmdkit.planning import run_plan
 from spmdkit.planning.kernel_time import EFFICIENCY
 from spmdkit.planning.run_plan import plan_run, tokens_per_device
@@ -48,12 +48,6 @@ def test_classes_of_rows_are_not_tokens(shape, tokens):
     layouts = SimpleNamespace(mesh=SimpleNamespace(size=8))
     built = SimpleNamespace(batch={"targets": jax.ShapeDtypeStruct(shape, "int32")}, layouts=layouts)
     assert tokens_per_device(built) == tokens
-
-
-@pytest.fixture
-def without_compiler(monkeypatch):
-    monkeypatch.setattr(targets, "CUDA_PLUGINS", ())
-    monkeypatch.setattr(targets, "TPU_PLUGINS", ())
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Collectives of a step are those predicted, under any optimizer, and one too many or too few is found."""
 
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -7,12 +8,9 @@ import jax.numpy as jnp
 import optax
 import pytest
 from jax import lax
-from spmdkit.parallel import BlockModel, DataParallelConfig, FSDPConfig, Model, build_step, lay_out
+from spmdkit.parallel import DataParallelConfig, FSDPConfig, Model
 from spmdkit.parallel.step import train_step as step_file
-from spmdkit.parallel.verification.collective_check import (
-    check_collectives,
-    combines_elements,
-)
+from spmdkit.parallel.verification.collective_check import check_collectives, combines_elements
 from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
 from support import toy
 
@@ -55,8 +53,7 @@ def optimizer(name):
 
 
 def step_of(name, strategy, model=MODEL):
-    layouts = lay_out(model, STRATEGIES[strategy], devices=toy.devices(2))
-    return build_step(model, optimizer(name), layouts)
+    return toy.build(STRATEGIES[strategy], optimizer(name), model)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -81,10 +78,8 @@ def test_accepts_partly_frozen_block():
     def block(params, x, key):
         return toy.block({**params, "up": lax.stop_gradient(params["up"])}, x, key)
 
-    model = BlockModel(init=toy.init, embed=toy.embed, block=block, head=toy.head, num_blocks=toy.BLOCKS)
-    layouts = lay_out(model, STRATEGIES["fsdp"], devices=toy.devices(2))
-    step = build_step(model, optax.adamw(1e-3), layouts)
-    batch = toy.batch(0, rows=4)
+    model = replace(toy.BLOCK_MODEL, block=block)
+    step, batch = toy.build(STRATEGIES["fsdp"], optax.adamw(1e-3), model), toy.batch(0, rows=4)
     assert check_collectives(step, batch, frozen=("blocks/up",)).unexpected == ()
     assert check_collectives(step, batch, frozen=("blocks/scale",)).unexpected != ()
 
@@ -140,5 +135,4 @@ SORTED = optax.stateless(lambda updates, params: jax.tree.map(lambda leaf: jnp.s
 )
 def test_detects_optimizer_that_combines_elements(optimizer, across):
     """Operations that change shapes, and those that do not and look across all the same."""
-    layouts = lay_out(MODEL, STRATEGIES["fsdp"], devices=toy.devices(2))
-    assert combines_elements(build_step(MODEL, optimizer, layouts)) == across
+    assert combines_elements(toy.build(STRATEGIES["fsdp"], optimizer, MODEL)) == across

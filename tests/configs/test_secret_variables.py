@@ -63,11 +63,7 @@ def test_null_resolves_to_the_value_of_the_shell(monkeypatch):
 
 @pytest.mark.parametrize(
     "given",
-    [
-        "launch.environment={HF_TOKEN: [hf_s3cr3t]}",
-        "launch.environment={HF_TOKEN: hf_s3cr3t",
-        "launch.environment",
-    ],
+    ["launch.environment={HF_TOKEN: [hf_s3cr3t]}", "launch.environment={HF_TOKEN: hf_s3cr3t", "launch.environment"],
 )
 def test_error_messages_hide_secrets(given, tmp_path):
     with pytest.raises(ConfigError) as raised:

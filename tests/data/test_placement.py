@@ -164,10 +164,7 @@ def test_layout_reads_each_row_once_and_sends_each_value_once(step, source):
     [
         ({"inputs": ["data", "contxt"]}, "unknown axis 'contxt'; the mesh has .*Did you mean context"),
         ({"inputs": ["data", "data"]}, "names the axis data twice; an axis can split only one dim"),
-        (
-            {"inputs": [None, ["data", "context", "tensor"]]},
-            "splits dim 1 of inputs (16, 12) over .* = 8 parts: 12 %",
-        ),
+        ({"inputs": [None, ["data", "context", "tensor"]]}, "splits dim 1 of inputs (16, 12) over .* = 8 parts: 12 %"),
         (
             {"input": ["data"]},
             "'input' does not match any array of a batch (example, inputs, targets, weights). Did you mean inputs",

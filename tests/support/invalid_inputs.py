@@ -237,9 +237,7 @@ KUBERNETES = {
     "an unknown form": kubernetes("launch.kubernetes.form=pod", message="launch.kubernetes.form"),
     "half a core": kubernetes("launch.cpus_per_process=500m", message="launch.cpus_per_process must be an integer"),
 }
-SLURM = {
-    "an account with a space": slurm("launch.slurm.account='a b'", message="launch.slurm.account"),
-}
+SLURM = {"an account with a space": slurm("launch.slurm.account='a b'", message="launch.slurm.account")}
 JOB = {
     "a count without an address": job("SPMDKIT_JOB_ADDRESSES", JOB_ADDRESSES=""),
     "a rank beyond the last": job("SPMDKIT_PROCESS_ID", PROCESS_ID="2"),

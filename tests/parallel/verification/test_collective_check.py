@@ -129,9 +129,7 @@ SORTED = optax.stateless(lambda updates, params: jax.tree.map(lambda leaf: jnp.s
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "across"),
-    [(optax.adamw(1e-3), False), (ACROSS, True), (SORTED, True)],
-    ids=["adam", "mean", "sort"],
+    ("optimizer", "across"), [(optax.adamw(1e-3), False), (ACROSS, True), (SORTED, True)], ids=["adam", "mean", "sort"]
 )
 def test_detects_optimizer_that_combines_elements(optimizer, across):
     """Operations that change shapes, and those that do not and look across all the same."""

@@ -8,7 +8,7 @@ import time
 
 import pytest
 from spmdkit.launch.supervision.workers import free_port
-from support.processes import begin
+from support.processes import begin, wait_for
 from support.runs import command, write_config
 
 pytestmark = [pytest.mark.faults, pytest.mark.multiprocess]
@@ -108,7 +108,8 @@ def test_second_job_does_not_disturb_training(processes, tmp_path):
     """JAX's own coordinators would share the port, and abort each other. They listen only on loopback."""
     address = here()
     first = [processes.start(rank, address, "train.steps=100000") for rank in range(2)]
-    wait_for_metrics(tmp_path / "run" / "metrics.jsonl")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text())
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.2", int(address.rpartition(":")[2])), timeout=5)
     second = [processes.start(rank, address, f"run.dir={tmp_path / 'other'}", rendezvous=15) for rank in range(2)]
@@ -146,10 +147,3 @@ def wait_until_listening(address: str, seconds: float = 180) -> None:
             time.sleep(0.05)
         else:
             return
-
-
-def wait_for_metrics(path, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not path.exists() or not path.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

@@ -139,14 +139,7 @@ def optimizer():
 
 
 def batch():
-    random = np.random.default_rng(3)
-    tokens = random.integers(0, toy.VOCABULARY, (2, ROWS, LENGTH)).astype(np.int32)
-    return {
-        "inputs": tokens[0],
-        "targets": tokens[1],
-        "weights": (random.random((ROWS, LENGTH)) < random.random((ROWS, 1))).astype(np.float32),
-        "example": np.arange(ROWS, dtype=np.int32),
-    }
+    return toy.batch(3, ROWS, length=LENGTH)
 
 
 def config(**changes):

@@ -32,13 +32,6 @@ def model(**changes):
     return transformer(TransformerConfig(**{**SIZES, **changes}))
 
 
-def batch():
-    random = np.random.default_rng(0)
-    tokens = random.integers(0, VOCABULARY, (2, ROWS, LENGTH)).astype(np.int32)
-    weights = (random.random((ROWS, LENGTH)) < 0.7).astype(np.float32)
-    return {"inputs": tokens[0], "targets": tokens[1], "weights": weights, "example": np.arange(ROWS, dtype=np.int32)}
-
-
 def over_tensor(size, function, in_specs, out_specs):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:size]), ("tensor",))
     return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs))
@@ -200,7 +193,7 @@ def test_an_axis_left_to_xla_in_bfloat16():
 
 def test_a_ring_permutes_where_others_gather_and_scatter():
     """Both products of both halves of each block; the embedding and the head keep their collectives."""
-    abstract = toy.abstract(batch())
+    abstract = toy.abstract(toy.batch(0, ROWS, LENGTH, VOCABULARY))
     ring, plain = (
         toy.build({"tensor": TensorConfig(size=4, collective_matmul=flag)}, model=model()).cost(abstract)
         for flag in (True, False)

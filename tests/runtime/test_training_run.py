@@ -9,7 +9,6 @@ from spmdkit.checkpoints.manager import Restored
 from spmdkit.configs import Config, load_config
 from spmdkit.launch.cli import main
 from spmdkit.mesh.errors import UserError
-from spmdkit.parallel.step.loss_scaling import MAX_CONSECUTIVE_SKIPS
 from spmdkit.runtime.build_run import build
 from spmdkit.runtime.training_run import TrainingRun
 from spmdkit.training import loop
@@ -31,12 +30,6 @@ def test_ends_of_a_run_that_began_at_step_4(stopped_after, end, is_complete, cod
     run.start, run.stopped_after = 4, stopped_after
     run.hooks = SimpleNamespace(conductor=SimpleNamespace(ended=SimpleNamespace(end=end)))
     assert (run.is_complete, run.exit_code) == (is_complete, code)
-
-
-def test_dynamic_loss_scaling_may_skip_many_steps(tmp_path):
-    run = object.__new__(TrainingRun)
-    run.built = SimpleNamespace(config=load_config(write_config(tmp_path), ["precision.compute=float16"]))
-    assert run.max_skipped == MAX_CONSECUTIVE_SKIPS
 
 
 def test_resume_compares_the_position_of_the_data(tmp_path):

@@ -102,13 +102,13 @@ BIASED_MODEL = replace(BLOCK_MODEL, init=biased_init, block=biased_block)
 PLAIN_MODEL = Model(init=init, loss=BLOCK_MODEL.loss)
 
 
-def batch(seed, rows=ROWS):
+def batch(seed, rows=ROWS, length=LENGTH, vocabulary=VOCABULARY):
     """Rows with ragged weights, so that no two shards or microbatches weigh the same."""
     random = np.random.default_rng(seed)
     return {
-        "inputs": random.integers(0, VOCABULARY, (rows, LENGTH)).astype(np.int32),
-        "targets": random.integers(0, VOCABULARY, (rows, LENGTH)).astype(np.int32),
-        "weights": (random.random((rows, LENGTH)) < random.random((rows, 1))).astype(np.float32),
+        "inputs": random.integers(0, vocabulary, (rows, length)).astype(np.int32),
+        "targets": random.integers(0, vocabulary, (rows, length)).astype(np.int32),
+        "weights": (random.random((rows, length)) < random.random((rows, 1))).astype(np.float32),
         "example": np.arange(rows, dtype=np.int32),
     }
 

@@ -9,7 +9,7 @@ import time
 import pytest
 from spmdkit.launch.supervision.workers import free_port
 from support.processes import begin, wait_for
-from support.runs import command, write_config
+from support.runs import command, source_module, write_config
 
 pytestmark = [pytest.mark.faults, pytest.mark.multiprocess]
 
@@ -123,12 +123,8 @@ def test_second_job_does_not_disturb_training(processes, tmp_path):
 
 def test_slow_reader_outlasts_gloo_timeout(processes, tmp_path):
     """Gloo gives up 30 s after the first process has come to a collective; nobody comes to one before all can."""
-    (tmp_path / "slow.py").write_text(
-        "import os, time\nfrom spmdkit.data import open_splits\nfrom spmdkit.data.config import DataConfig\n"
-        "def rows(config):\n"
-        "    time.sleep(40 * int(os.environ['SPMDKIT_PROCESS_ID']))\n"
-        "    return open_splits(DataConfig(source='synthetic'))\n"
-    )
+    slow = source_module("import os, time", "", "time.sleep(40 * int(os.environ['SPMDKIT_PROCESS_ID']))")
+    (tmp_path / "slow.py").write_text(slow)
     address = here()
     found = [processes.start(rank, address, "data.source=slow:rows", rendezvous=120) for rank in range(2)]
     printed = [ended(process, 200) for process in found]

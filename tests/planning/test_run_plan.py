@@ -128,9 +128,8 @@ def test_names_missing_peak_of_card(without_compiler, card):
 def test_default_options_know_the_microbatches(without_compiler, accumulate, buffers):
     """With microbatches, gradients are summed at the end, not in the loop over blocks."""
     overrides = "strategy={data: 2, fsdp: 4}", f"train.accumulate={accumulate}"
-    built = build(
-        load_config("fsdp", [*SIZES.split(), *overrides], sizes=False), devices=list_devices(target="h100:1x8")
-    )
+    config = load_config("fsdp", [*SIZES.split(), *overrides], sizes=False)
+    built = build(config, devices=list_devices(target="h100:1x8"))
     assert dict(built.step.plan.options.xla).get(DOUBLE_BUFFERING) is built.xla.used.get(DOUBLE_BUFFERING) is buffers
 
 

@@ -72,7 +72,7 @@ def plain_steps(accumulate):
                     found = loss(params, rows, 0, state, axes=lambda: ())
                     return found.total, found
 
-                (_, found), new = jax.value_and_grad(one, has_aux=True)(params)
+                (_, found), new = jax.jit(jax.value_and_grad(one, has_aux=True))(params)
                 state, total, weight = found.state, total + found.total, weight + found.weight
                 hits += found.metrics["near"][0]
                 gradients = jax.tree.map(np.add, gradients, new)

@@ -13,8 +13,9 @@
 
 In a plain loop over all blocks, these collectives run alone, and each turn waits for its first gathers. The collectives
 are the same, but the last block is gathered once instead of twice: only the head runs between its forward and its
-backward. Backward gathers a block in the turn that needs it, beside the reduce-scatters of the block after it. If backward sums gradients
-over `data`, each sum follows its reduce-scatter. XLA for GPUs orders operations by their operands and by barriers.
+backward. Backward gathers a block in the turn that needs it, beside the reduce-scatters of the block after it. If
+backward sums gradients over `data`, each sum follows its reduce-scatter. XLA for GPUs orders operations by their
+operands and by barriers.
 """
 
 from collections.abc import Callable

@@ -37,8 +37,6 @@ def pods(objects: list[dict], folder: Path) -> list[subprocess.Popen[str]]:
 
 @pytest.mark.parametrize("form", ["jobset", "job"])
 def test_losses_match_local_processes(form, tmp_path):
-    for name in ("here", "there"):
-        (tmp_path / name).mkdir()
     here = write_config(tmp_path / "here")
     trained("launch", here, "--on", "local:2x4")
     wanted = {"image": "train:1", "volume_claim": "runs", "mount": str(tmp_path / "there"), "form": form}

@@ -69,7 +69,6 @@ def undisturbed(tmp_path_factory) -> Path:
 def test_losses_match_local_processes(processes, devices, servers, keys, tmp_path):
     hosts = write_hosts(tmp_path, keys, [server.entry for server in servers(2)], processes=processes)
     for name in ("here", "there"):
-        (tmp_path / name).mkdir()
         write_config(tmp_path / name, launch=ENVIRONMENT)
     trained("launch", tmp_path / "here" / "tiny.yaml", "--on", f"local:{2 * processes}x{devices}")
     ended = trained("launch", tmp_path / "there" / "tiny.yaml", f"run.simulate={devices}", "--on", f"ssh:{hosts}")

@@ -79,10 +79,7 @@ def test_loads_a_file_for_another_number_of_devices(tmp_path):
     path = write_config(tmp_path, launch={"elastic": ["data", "fsdp"]})
     loaded = load_config(path, num_processes=2, simulate=2)
     assert sizes_of(loaded) == {"fsdp": 4, "data": 2}, "config.yaml keeps what was configured"
-    with pytest.raises(
-        ConfigError,
-        match=r"no mesh fits 6 devices in 3 processes\. .* of data x fsdp x train",
-    ):
+    with pytest.raises(ConfigError, match=r"no mesh fits 6 devices in 3 processes\. .* of data x fsdp x train"):
         load_config(path, num_processes=3, simulate=2)
     with pytest.raises(ConfigError, match="8 != 6"):
         load_config(write_config(tmp_path), num_processes=3, simulate=2)

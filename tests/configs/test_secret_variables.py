@@ -55,19 +55,13 @@ def test_null_resolves_to_the_value_of_the_shell(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", VALUE)
     assert resolve({"HF_TOKEN": None, "A": "b"}) == {"HF_TOKEN": VALUE, "A": "b"}
     monkeypatch.delenv("HF_TOKEN")
-    with pytest.raises(
-        UserError, match=r"takes HF_TOKEN from the shell, which does not set it. Set it \(export HF_TOKEN"
-    ):
+    with pytest.raises(UserError, match=r"takes HF_TOKEN from the shell, which does not set it. Set it \(export HF"):
         resolve({"HF_TOKEN": None})
 
 
 @pytest.mark.parametrize(
     "given",
-    [
-        "launch.environment={HF_TOKEN: [hf_s3cr3t]}",
-        "launch.environment={HF_TOKEN: hf_s3cr3t",
-        "launch.environment",
-    ],
+    ["launch.environment={HF_TOKEN: [hf_s3cr3t]}", "launch.environment={HF_TOKEN: hf_s3cr3t", "launch.environment"],
 )
 def test_error_messages_hide_secrets(given, tmp_path):
     with pytest.raises(ConfigError) as raised:

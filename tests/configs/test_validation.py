@@ -140,8 +140,7 @@ def test_requires_keys_without_default():
 
 
 @pytest.mark.parametrize(
-    "given",
-    [{"name": "files", "files": "a.txt"}, {"name": "files", "files": 3}, {"name": "files", "fils": ["a.txt"]}],
+    "given", [{"name": "files", "files": "a.txt"}, {"name": "files", "files": 3}, {"name": "files", "fils": ["a.txt"]}]
 )
 def test_omits_errors_that_follow_from_another_problem(given):
     """Files in the wrong form, or under a misspelled name, are not missing."""

@@ -19,9 +19,7 @@ def test_sources_are_listed_in_their_order():
     assert first == list(SOURCES)
 
 
-@pytest.mark.parametrize(
-    "row", [row for row in rows("Sources, in order") if len(row) == 4], ids=lambda row: row[0].strip()
-)
+@pytest.mark.parametrize("row", [row for row in rows("Sources, in order") if len(row) == 4], ids=lambda row: row[0])
 def test_variables_are_read(row):
     source = CODE.findall(row[0])[0]
     named = [name for cell in row[1:] for name in CODE.findall(cell)]

@@ -46,11 +46,7 @@ def test_a_page_runs_as_written(page, tmp_path):
         input=json.dumps(runnable(page)),
         cwd=tmp_path,
         env=kept
-        | {
-            "PATH": commands_first,
-            "JAX_COMPILATION_CACHE_DIR": str(CACHE),
-            "JAX_NUMPY_RANK_PROMOTION": promotion,
-        },
+        | {"PATH": commands_first, "JAX_COMPILATION_CACHE_DIR": str(CACHE), "JAX_NUMPY_RANK_PROMOTION": promotion},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

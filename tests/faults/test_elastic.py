@@ -20,7 +20,6 @@ def dies(rank, step):
 
 
 def config_in(folder):
-    folder.mkdir()
     sections = {"train": {"steps": STEPS, "global_batch": 16}, "checkpoint": {"every": 4, "keep": 9}}
     return write_config(folder, **sections, launch={"elastic": ["data", "fsdp"]}, eval={"every": 0, "batches": 2})
 

@@ -145,11 +145,8 @@ def junk(run: Path) -> None:
 
 ODD = {
     "foreign files among the checkpoints": junk,
-    "an empty directory of a later step": lambda run: (run / "checkpoints" / "999").mkdir(),
-    "metrics cut in a line": lambda run: (run / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes()[:-9]),
     "a corrupt owner.json": lambda run: (run / "owner.json").write_bytes(b"\xff\x00"),
     "a corrupt goodput.jsonl": lambda run: (run / "goodput.jsonl").write_bytes(b"\xff\x00\n" * 99),
-    "no provenance.json": lambda run: (run / "provenance.json").unlink(),
     "no metrics": lambda run: (run / "metrics.jsonl").unlink(),
     "a config.yaml with keys of a later version": lambda run: (
         (run / "config.yaml").open("a").write("later: {key: 1}\n")

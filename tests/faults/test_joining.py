@@ -8,8 +8,8 @@ import time
 
 import pytest
 from spmdkit.launch.supervision.workers import free_port
-from support.processes import begin
-from support.runs import command, write_config
+from support.processes import begin, wait_for
+from support.runs import command, source_module, write_config
 
 pytestmark = [pytest.mark.faults, pytest.mark.multiprocess]
 
@@ -108,7 +108,8 @@ def test_second_job_does_not_disturb_training(processes, tmp_path):
     """JAX's own coordinators would share the port, and abort each other. They listen only on loopback."""
     address = here()
     first = [processes.start(rank, address, "train.steps=100000") for rank in range(2)]
-    wait_for_metrics(tmp_path / "run" / "metrics.jsonl")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text())
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.2", int(address.rpartition(":")[2])), timeout=5)
     second = [processes.start(rank, address, f"run.dir={tmp_path / 'other'}", rendezvous=15) for rank in range(2)]
@@ -122,12 +123,8 @@ def test_second_job_does_not_disturb_training(processes, tmp_path):
 
 def test_slow_reader_outlasts_gloo_timeout(processes, tmp_path):
     """Gloo gives up 30 s after the first process has come to a collective; nobody comes to one before all can."""
-    (tmp_path / "slow.py").write_text(
-        "import os, time\nfrom spmdkit.data import open_splits\nfrom spmdkit.data.config import DataConfig\n"
-        "def rows(config):\n"
-        "    time.sleep(40 * int(os.environ['SPMDKIT_PROCESS_ID']))\n"
-        "    return open_splits(DataConfig(source='synthetic'))\n"
-    )
+    slow = source_module("import os, time", "", "time.sleep(40 * int(os.environ['SPMDKIT_PROCESS_ID']))")
+    (tmp_path / "slow.py").write_text(slow)
     address = here()
     found = [processes.start(rank, address, "data.source=slow:rows", rendezvous=120) for rank in range(2)]
     printed = [ended(process, 200) for process in found]
@@ -146,10 +143,3 @@ def wait_until_listening(address: str, seconds: float = 180) -> None:
             time.sleep(0.05)
         else:
             return
-
-
-def wait_for_metrics(path, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not path.exists() or not path.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

@@ -204,9 +204,7 @@ def test_signal_during_parsing_exits_with_75(command, name):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("unbuffered", [False, True])
 @pytest.mark.parametrize(
-    "words",
-    [["help"], ["--help"], ["--version"], ["train", "--list"], ["train", "--help"]],
-    ids=" ".join,
+    "words", [["help"], ["--help"], ["--version"], ["train", "--list"], ["train", "--help"]], ids=" ".join
 )
 def test_reports_an_output_that_takes_nothing(words, unbuffered, capsys, monkeypatch):
     with io.TextIOWrapper(open("/dev/full", "wb", 0 if unbuffered else 2**16), write_through=unbuffered) as full:

@@ -150,18 +150,17 @@ def test_describes_each_card(file):
     assert file.read_text().startswith("# NVIDIA")
 
 
-def test_names_missing_compiler(monkeypatch):
-    monkeypatch.setattr(targets, "CUDA_PLUGINS", ("jax_missing_plugin",))
+@pytest.mark.parametrize(
+    ("target", "plugins", "message"),
+    [
+        ("h100:1x8", "CUDA_PLUGINS", r"not installed .*: pip install 'spmdkit\[targets\]'"),
+        ("v5e:2x4", "TPU_PLUGINS", r"TPU compiler .* not installed .*: pip install 'spmdkit\[tpu-targets\]'"),
+    ],
+)
+def test_names_missing_compiler(target, plugins, message, monkeypatch):
+    monkeypatch.setattr(targets, plugins, ("missing_plugin",))
     targets.target_devices.cache_clear()
-    mesh = DeviceMesh((8,), ("data",), list_devices(target="h100:1x8"))
-    with pytest.raises(UserError, match=r"not installed .*: pip install 'spmdkit\[targets\]'"):
+    mesh = DeviceMesh((8,), ("data",), list_devices(target=target))
+    with pytest.raises(UserError, match=message):
         _ = mesh.backend_mesh
     assert np.shape(mesh.devices) == (8,)
-
-
-def test_names_missing_compiler_of_tpus(monkeypatch):
-    monkeypatch.setattr(targets, "TPU_PLUGINS", ("missing_libtpu",))
-    targets.target_devices.cache_clear()
-    mesh = DeviceMesh((8,), ("data",), list_devices(target="v5e:2x4"))
-    with pytest.raises(UserError, match=r"TPU compiler .* not installed .*: pip install 'spmdkit\[tpu-targets\]'"):
-        _ = mesh.backend_mesh

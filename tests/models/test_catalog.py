@@ -71,8 +71,6 @@ def test_a_class_is_called_and_a_model_is_taken(user_module):
     assert model.init(None)["w"].shape == (5,)
     assert load_model({"name": "mine:pair"}).init is init
     assert load_model({"name": "mine:model"}).name == "my own"
-    with pytest.raises(ValueError, match="is a model, not a function: it does not take options such as width"):
-        load_model({"name": "mine:model", "width": 5})
 
 
 def test_a_function_gets_what_it_asks_for(user_module):

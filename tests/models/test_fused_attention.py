@@ -55,8 +55,8 @@ def test_auto_falls_back_where_cudnn_does_not_apply(wrong):
 @pytest.mark.parametrize("documents", [False, True])
 def test_auto_falls_back_without_cudnn(documents):
     operands = [*arrays(), *[jnp.asarray(np.repeat([[0, 1], [0, 0]], 64, axis=1))] * documents]
-    found = choose_attention("auto", "gpu")(*operands)
-    np.testing.assert_array_equal(found, causal_attention(*operands))
+    found = jax.jit(choose_attention("auto", "gpu"))(*operands)
+    np.testing.assert_array_equal(found, jax.jit(causal_attention)(*operands))
 
 
 def test_wide_heads_need_hopper():
@@ -96,5 +96,8 @@ def test_same_function_as_own_form(monkeypatch):
     operands = arrays(dtype=jnp.float32)
     for extra in ((), (segments,)):
         np.testing.assert_allclose(
-            cudnn_attention(*operands, *extra), causal_attention(*operands, *extra), rtol=1e-4, atol=1e-5
+            jax.jit(cudnn_attention)(*operands, *extra),
+            jax.jit(causal_attention)(*operands, *extra),
+            rtol=1e-4,
+            atol=1e-5,
         )

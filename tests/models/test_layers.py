@@ -5,15 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from spmdkit.models.attention import Slowing
-from spmdkit.models.layers import (
-    add_biases,
-    cross_entropy,
-    dropout,
-    layer_norm,
-    recompute,
-    rms_norm,
-    truncated_normal,
-)
+from spmdkit.models.layers import add_biases, cross_entropy, dropout, layer_norm, recompute, rms_norm, truncated_normal
 
 RANDOM = np.random.default_rng(0)
 

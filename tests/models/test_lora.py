@@ -16,10 +16,7 @@ from support import toy
 
 CONFIG = LoRAConfig(rank=3, alpha=6.0, match=("blocks/up", "head/.*"))
 BASES = {"blocks": toy.BLOCK_MODEL, "plain": toy.PLAIN_MODEL}
-ADAPTERS = {
-    "blocks": ("blocks/lora/up", "head/lora/out"),
-    "plain": ("lora/blocks/up", "lora/head/out"),
-}
+ADAPTERS = {"blocks": ("blocks/lora/up", "head/lora/out"), "plain": ("lora/blocks/up", "lora/head/out")}
 
 TWO_MATRICES = Model(
     init=lambda key: dict.fromkeys(("one", "two"), jnp.ones((32, 32), jnp.bfloat16)),

@@ -75,10 +75,7 @@ def test_rejects_options_that_contradict(options, message):
 def test_reports_all_problems_at_once():
     with pytest.raises(ValueError) as error:
         TransformerConfig(heads=4, kv_heads=3, rope_slow_turns=5.0)
-    assert [line.split("=")[0] for line in str(error.value).splitlines()] == [
-        "model.rope_slow_turns",
-        "model.kv_heads",
-    ]
+    assert [line.split("=")[0] for line in str(error.value).splitlines()] == ["model.rope_slow_turns", "model.kv_heads"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 from spmdkit.layouts.problems import LayoutError
-from spmdkit.parallel import Model, build_step, census, lay_out
+from spmdkit.parallel import Model, census
 from spmdkit.parallel.compression import BLOCK, dequantize, quantize
 from spmdkit.training.loop import run_steps
 from spmdkit.training.steps.not_finite import Diverged
@@ -16,17 +16,12 @@ from support.order import unordered
 FSDP = {"size": 2, "floor_bytes": 1024}
 STRATEGY = {"data": {"size": 4, "compress": "int8"}, "fsdp": FSDP}
 RATE = 0.5
-
-
-def make(strategy, optimizer=None, model=toy.BLOCK_MODEL, **options):
-    count = int(np.prod([config["size"] for config in strategy.values()]))
-    layouts = lay_out(model, strategy, devices=toy.devices(count))
-    return build_step(model, optimizer or optax.sgd(RATE), layouts, **options)
+SGD = optax.sgd(RATE)
 
 
 @pytest.fixture(scope="module")
 def ours():
-    step = make(STRATEGY, accumulate=2)
+    step = toy.build(STRATEGY, SGD, accumulate=2)
     return step, step.compile(toy.abstract(toy.batch(0)))
 
 
@@ -66,7 +61,7 @@ def test_a_nan_on_one_device_ends_the_run_in_its_step():
         return total + spoilt, rows.sum()
 
     model = Model(init=lambda key: {"w": jnp.ones(300), "small": jnp.zeros(3)}, loss=loss)
-    step = make({"data": {"size": 4, "compress": "int8"}}, model=model, clip_norm=1.0)
+    step = toy.build({"data": {"size": 4, "compress": "int8"}}, SGD, model, clip_norm=1.0)
 
     def batches(spoilt):
         for number in range(1, 6):
@@ -93,8 +88,8 @@ def test_gradients_of_all_steps_sum_to_the_exact_ones_but_for_the_last_errors(ou
         return (weights * rows * ((params["w"] * wave).sum() + params["small"].sum())).sum(), weights.sum()
 
     model = Model(init=lambda key: {"w": jnp.zeros(300), "small": jnp.zeros(3)}, loss=loss)
-    step = make({"data": {"size": 4, "compress": "int8"}}, model=model)
-    exact = make({"data": {"size": 4}}, model=model)
+    step = toy.build({"data": {"size": 4, "compress": "int8"}}, SGD, model)
+    exact = toy.build({"data": {"size": 4}}, SGD, model)
     state, reference = step.init(0), exact.init(0)
     for index in range(5):
         state, _ = step(state, toy.batch(index))
@@ -124,7 +119,7 @@ def test_census_equals_the_cost(ours):
 @pytest.mark.slow
 def test_the_loss_is_exact_and_gradients_nearly(ours):
     step, _ = ours
-    plain = make({"data": {"size": 4}, "fsdp": FSDP}, accumulate=2)
+    plain = toy.build({"data": {"size": 4}, "fsdp": FSDP}, SGD, accumulate=2)
     before = plain.init(0).params
     ours, metrics = step(step.init(0), toy.batch(0))
     theirs, expected = plain(plain.init(0), toy.batch(0))
@@ -165,9 +160,4 @@ def test_errors_are_each_devices_own(ours):
 
 def test_axes_left_to_xla_are_refused():
     with pytest.raises(LayoutError, match=r"blocks/up .*strategy.data.compress=int8.*here data\."):
-        lay_out(
-            toy.BLOCK_MODEL,
-            {"data": {"size": 2, "compress": "int8"}, "tensor": 2},
-            rules={"blocks/up": (None, None, "tensor")},
-            devices=toy.devices(4),
-        )
+        toy.plan({"data": {"size": 2, "compress": "int8"}, "tensor": 2}, rules={"blocks/up": (None, None, "tensor")})

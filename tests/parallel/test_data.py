@@ -4,9 +4,8 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
-import optax
 import pytest
-from spmdkit.parallel import FSDPConfig, Precision, build_step, lay_out
+from spmdkit.parallel import FSDPConfig, Precision, lay_out
 from spmdkit.parallel.collectives import Collective, StepCounts, merge, wire_bytes
 from spmdkit.parallel.data import axes_to_sum, cost, reduces_in_backward, scalar_width
 from spmdkit.parallel.plan import StepOptions
@@ -20,7 +19,7 @@ AXES = ("data", "fsdp")
 @cache
 def resolved(**sizes):
     strategy = {**sizes, **({"fsdp": FSDPConfig(size=sizes["fsdp"], floor_bytes=256)} if "fsdp" in sizes else {})}
-    return lay_out(BLOCK_MODEL, strategy, devices=toy.devices(int(np.prod(list(sizes.values())))))
+    return toy.plan(strategy, BLOCK_MODEL)
 
 
 def bytes_of(*paths, resolved):
@@ -92,10 +91,7 @@ def test_sums_in_backward_on_gpus_or_if_selected(options, device, step, expected
 
 def test_overlapped_sums_have_the_bytes_of_one_sum():
     """One all-reduce for each block and one for the rest, in place of one of everything."""
-    plans = [
-        lay_out(BLOCK_MODEL, {"data": {"size": 4, "reduce": when}}, devices=toy.devices(4))
-        for when in ("at_end", "overlapped")
-    ]
+    plans = [toy.plan({"data": {"size": 4, "reduce": when}}, BLOCK_MODEL) for when in ("at_end", "overlapped")]
     (whole,), parts = map(cost_of, plans)
     assert sum(line.count for line in parts) == BLOCK_MODEL.num_blocks + 1
     assert sum(line.bytes for line in parts) == whole.bytes
@@ -105,8 +101,7 @@ def test_evaluates_alike_if_sums_are_overlapped():
     """Evaluation types all parameters as varying before the blocks do."""
     batch, losses = toy.batch(0), []
     for when in ("at_end", "overlapped"):
-        plan = lay_out(BLOCK_MODEL, {"data": {"size": 4, "reduce": when}}, devices=toy.devices(4))
-        step = build_step(BLOCK_MODEL, optax.sgd(0.1), plan)
+        step = toy.build({"data": {"size": 4, "reduce": when}}, model=BLOCK_MODEL)
         losses.append(float(step.evaluate(step.init(0).params, batch)[0]))
     assert losses[0] == losses[1]
 

@@ -10,18 +10,17 @@ import pytest
 from spmdkit.checkpoints.manager import CheckpointError, Checkpoints
 from spmdkit.layouts.problems import LayoutError
 from spmdkit.models import TransformerConfig, transformer
-from spmdkit.parallel import DataParallelConfig, Precision, build_step, census, lay_out, verify
+from spmdkit.parallel import DataParallelConfig, Precision, census, verify
 from support import toy
 
 FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
 FSDP = {"size": 2, "floor_bytes": 1024}
+ADAMW = optax.adamw(1e-2)
 ROUND = {"data": {"size": 2, "local_steps": 3}, "fsdp": FSDP}
 
 
-def make(strategy, optimizer=None, precision=FLOAT64, model=toy.BLOCK_MODEL, **options):
-    count = int(np.prod([config["size"] for config in strategy.values()]))
-    layouts = lay_out(model, strategy, devices=toy.devices(count), precision=precision)
-    return build_step(model, optimizer or optax.adamw(1e-2), layouts, precision=precision, **options)
+def in_float64(strategy, model=toy.BLOCK_MODEL):
+    return toy.build(strategy, ADAMW, model, precision=FLOAT64, clip_norm=0.5)
 
 
 def train(step, steps, state=None, batch=toy.batch, model=toy.BLOCK_MODEL):
@@ -44,7 +43,7 @@ def over_data(lines):
 @pytest.fixture(scope="module")
 def ours():
     """Two rounds of three steps, in float32."""
-    step = make(ROUND, precision=Precision(), clip_norm=0.5, accumulate=2)
+    step = toy.build(ROUND, ADAMW, clip_norm=0.5, accumulate=2)
     compiled = step.compile(toy.abstract(toy.batch(0)))
     states = [jax.tree.map(np.asarray, step.init(0))]
     state = step.init(0)
@@ -59,8 +58,8 @@ def test_every_group_is_a_run_of_its_own_and_their_mean_moves_the_shared(float64
     """Algorithm 1 of DiLoCo, written out on one device for each group."""
     rate, momentum, every = 0.7, 0.9, 2
     strategy = {"data": {"size": 2, "local_steps": every}, "fsdp": FSDP}
-    state, metrics = train(make(strategy, clip_norm=0.5), 2 * every)
-    one = make({"data": {"size": 1}}, clip_norm=0.5)
+    state, metrics = train(in_float64(strategy), 2 * every)
+    one = in_float64({"data": {"size": 1}})
     halves = [slice(None, toy.ROWS // 2), slice(toy.ROWS // 2, None)]
     start = partial(one.init, 0, params=toy.first_params())
     shared = jax.tree.map(np.asarray, start().params)
@@ -91,7 +90,7 @@ GROUPS = {"data": {"size": 2, "local_steps": 2}}
 @cache
 def groups_of_one():
     """Three steps of two groups of one device."""
-    return train(make(GROUPS, model=MODEL, clip_norm=0.5), 3, model=MODEL)
+    return train(in_float64(GROUPS, MODEL), 3, model=MODEL)
 
 
 @pytest.mark.long_cases("context x tensor", "fsdp x tensor", "pipe x fsdp")
@@ -107,7 +106,7 @@ def groups_of_one():
 )
 def test_axes_inside_a_group_do_not_change_results(float64, inside):
     """A group of four devices trains as a group of one: the same copies, shared parameters and losses."""
-    step = make({**GROUPS, **inside}, model=MODEL, clip_norm=0.5)
+    step = in_float64({**GROUPS, **inside}, MODEL)
     batch = toy.abstract(toy.batch(0))
     found = census(step.compile(batch).as_text(), step.plan.mesh)
     assert over_data(found) == over_data(step.cost(batch))
@@ -174,7 +173,7 @@ def test_restored_round_continues_bitwise(ours, tmp_path):
         restored = checkpoints.restore(4)
     after, _ = train(step, 6, restored)
     assert jax.tree.all(jax.tree.map(np.array_equal, jax.tree.map(np.asarray, after), states[6]))
-    fewer = make({"data": {"size": 4, "local_steps": 3}, "fsdp": FSDP}, precision=Precision())
+    fewer = toy.build({"data": {"size": 4, "local_steps": 3}, "fsdp": FSDP}, ADAMW)
     with (
         Checkpoints(tmp_path, keep=1, abstract_state=fewer.abstract_state()) as checkpoints,
         pytest.raises(CheckpointError, match=r"(?s)extra/copies/blocks/up: float32\[2,.*strategy.data as well"),
@@ -184,12 +183,7 @@ def test_restored_round_continues_bitwise(ours, tmp_path):
 
 def test_parameters_split_over_data_have_no_copies():
     with pytest.raises(LayoutError, match=r"embed/table .*strategy.data.local_steps=2.*Use fsdp instead"):
-        lay_out(
-            toy.BLOCK_MODEL,
-            {"data": {"size": 2, "local_steps": 2}},
-            rules={"embed/table": ("data", None)},
-            devices=toy.devices(2),
-        )
+        toy.plan({"data": {"size": 2, "local_steps": 2}}, rules={"embed/table": ("data", None)})
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from functools import cache
 
 import jax
 import numpy as np
-import optax
 import pytest
 import reference
 from spmdkit.mesh.axes import AXES
@@ -73,8 +72,8 @@ def test_first_parameters_are_the_bits_of_one_device(name):
     """Wherever a part of a parameter is drawn. Rows of the table start from given ones, which compile faster."""
     row = row_named(name)
     own = model(row.kind, row.layers)
-    layouts = lay_out(own, row.strategy, devices=toy.devices(num_devices(row)))
-    found = natural(layouts, build_step(own, optax.sgd(1.0), layouts).init(seed=0).params)
+    step = toy.build(row.strategy, model=own)
+    found = natural(step.plan, step.init(seed=0).params)
     assert jax.tree.all(
         jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), b), found, first_params(row.kind, row.layers))
     )
@@ -132,13 +131,12 @@ def test_gradients_of_a_light_model_equal_one_device(name, monkeypatch):
     """Of 4 blocks, in the forms of the step that loop over them."""
     monkeypatch.setattr(platform, "OVERLAPPING", ("cpu",))
     (strategy, remat), own, batch = QUICK[name], light(4), toy.batch(0)
-    layouts, params = lay_out(own, strategy, devices=toy.devices(2)), toy.first_params(own)
-    step = build_step(own, optax.sgd(0.1), layouts, remat=remat)
+    step, params = toy.build(strategy, model=own, remat=remat), toy.first_params(own)
     assert separates_ends(own, step.plan) == (name == "ends")
     found, _ = step.gradients(step.init(0, params), batch)
     (_, weight), sums = jax.jit(jax.value_and_grad(lambda p: own.loss(p, batch, None), has_aux=True))(params)
     expected = jax.tree.map(lambda leaf: np.asarray(leaf) / weight, sums)
-    assert worst(natural(layouts, found), expected) < (TOLERANCE["float32"],)
+    assert worst(natural(step.plan, found), expected) < (TOLERANCE["float32"],)
 
 
 def check(row, dtype, *, drawn=False, of_gpus=False):

@@ -2,10 +2,9 @@
 
 import jax
 import numpy as np
-import optax
 import pytest
 from spmdkit.mesh.targets import parse_target
-from spmdkit.parallel import Precision, build_step, census, fsdp, lay_out
+from spmdkit.parallel import Precision, census, fsdp
 from support import toy
 
 from spmdkit import DeviceMesh
@@ -17,10 +16,8 @@ BY_RULES = {"blocks/up": (None, "fsdp", "tensor"), "blocks/down": (None, "tensor
 
 def gradients(strategy, rules=None):
     """Gradients of a step, and its collectives; the predicted ones are the same."""
-    count = 8 if "tensor" in strategy else strategy["fsdp"]["size"]
-    plan = lay_out(toy.BLOCK_MODEL, strategy, rules=rules, devices=toy.devices(count), precision=WIDENED)
-    step = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), plan, precision=WIDENED)
-    found = census(step.compile(toy.abstract(toy.batch(0))).as_text(), plan.mesh)
+    step = toy.build(strategy, rules=rules, precision=WIDENED)
+    found = census(step.compile(toy.abstract(toy.batch(0))).as_text(), step.plan.mesh)
     if rules is None:
         assert found == step.cost(toy.abstract(toy.batch(0)))
     return step.gradients(step.init(0, jax.tree.map(np.float64, toy.first_params())), toy.batch(0))[0], found

@@ -10,7 +10,7 @@ import pytest
 import reference
 from jax.sharding import PartitionSpec
 from spmdkit.models.moe import MixtureOfExperts, MoEConfig, moe
-from spmdkit.parallel import FSDPConfig, Precision, build_step, census, lay_out
+from spmdkit.parallel import FSDPConfig, Precision, census, lay_out
 from spmdkit.parallel.blocks.grouped_experts import apply_experts
 from spmdkit.parallel.context import ContextConfig, local_positions
 from spmdkit.parallel.expert import (
@@ -139,14 +139,7 @@ def optimizer():
 
 
 def batch():
-    random = np.random.default_rng(3)
-    tokens = random.integers(0, toy.VOCABULARY, (2, ROWS, LENGTH)).astype(np.int32)
-    return {
-        "inputs": tokens[0],
-        "targets": tokens[1],
-        "weights": (random.random((ROWS, LENGTH)) < random.random((ROWS, 1))).astype(np.float32),
-        "example": np.arange(ROWS, dtype=np.int32),
-    }
+    return toy.batch(3, ROWS, length=LENGTH)
 
 
 def config(**changes):
@@ -194,10 +187,8 @@ def test_step_equals_one_device(name, float64):
     """Loss and every gradient; what moves is what the cost says, and no device holds another's experts."""
     strategy, changes, how = STEPS[name]
     model, arrays = options(**changes), batch()
-    count = int(np.prod([getattr(size, "size", size) for size in strategy.values()]))
-    layouts = lay_out(model, strategy, devices=toy.devices(count), precision=FLOAT64)
-    step = build_step(model, optimizer(), layouts, precision=FLOAT64, **how)
-    found = census(step.compile(toy.abstract(arrays)).as_text(), layouts.mesh)
+    step = toy.build(strategy, optimizer(), model, precision=FLOAT64, **how)
+    found = census(step.compile(toy.abstract(arrays)).as_text(), step.plan.mesh)
     assert found == step.cost(toy.abstract(arrays))
     params, loss, gradients = one_device(tuple(changes.items()))
     state = step.init(0, params)

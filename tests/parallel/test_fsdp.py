@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from spmdkit.parallel import FSDPConfig, Precision, build_step, census, lay_out
+from spmdkit.parallel import FSDPConfig, Precision, census
 from spmdkit.parallel.sharding.stored_order import unstore_blocks
 from support import toy
 
@@ -18,11 +18,10 @@ from support import toy
 def one_step(keep):
     """Metrics and parameters after a step of two microbatches, its collectives, and those that the cost says."""
     config = FSDPConfig(size=2, floor_bytes=256, keep=keep)
-    layouts = lay_out(toy.BLOCK_MODEL, {"fsdp": config}, devices=toy.devices(2))
-    step = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts, accumulate=2, clip_norm=0.1)
+    step = toy.build({"fsdp": config}, optax.sgd(1.0), accumulate=2, clip_norm=0.1)
     compiled = step.compile(toy.abstract(toy.batch(0)))
     state, metrics = step(step.init(0, toy.first_params()), toy.batch(0))
-    return (metrics, state.params), census(compiled.as_text(), layouts.mesh), step.cost()
+    return (metrics, state.params), census(compiled.as_text(), step.plan.mesh), step.cost()
 
 
 def test_blocks_that_are_kept_are_gathered_once_a_step():
@@ -39,8 +38,7 @@ def test_blocks_that_are_kept_are_gathered_once_a_step():
 def test_gradients_arrive_in_the_dtype_of_their_parameters(strategy):
     """Though they are computed and summed in bfloat16."""
     precision = Precision(compute="bfloat16", reduce="bfloat16")
-    layouts = lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(2), precision=precision)
-    step = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts, precision=precision)
+    step = toy.build(strategy, precision=precision)
     gradients, _ = jax.eval_shape(step.gradients, step.abstract_state(), toy.abstract(toy.batch(0)))
     assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype("float32")}
 
@@ -70,8 +68,7 @@ WITH_TENSOR = {
 
 def by_rules(name, remat="none"):
     strategy, rules = WITH_TENSOR[name]
-    layouts = lay_out(toy.BLOCK_MODEL, strategy, rules=rules, devices=toy.devices(8), precision=FLOAT64)
-    return build_step(toy.BLOCK_MODEL, optax.sgd(0.1), layouts, remat=remat, precision=FLOAT64)
+    return toy.build(strategy, rules=rules, remat=remat, precision=FLOAT64)
 
 
 def collectives(program, mesh):
@@ -83,11 +80,12 @@ def collectives(program, mesh):
 def test_parameters_stay_split_over_an_axis_left_to_xla(name, float64):
     """Except in a dim that both axes split: its parts over the other axis are not contiguous after a gather."""
     step, batch, params = by_rules(name), toy.batch(0), jax.tree.map(np.float64, toy.first_params())
-    (_, weight), expected = jax.value_and_grad(lambda p: toy.BLOCK_MODEL.loss(p, batch, None), has_aux=True)(params)
+    whole = jax.jit(jax.value_and_grad(lambda p: toy.BLOCK_MODEL.loss(p, batch, None), has_aux=True))
+    (_, weight), expected = whole(params)
     gradients, _ = step.gradients(step.init(0, params), batch)
     if name == "pipe":
         gradients = {**gradients, "blocks": unstore_blocks(gradients["blocks"], step.plan.pipeline.stages)}
-    errors = jax.tree.map(lambda found, whole: toy.relative(found, whole / weight), gradients, expected)
+    errors = jax.tree.map(lambda found, total: toy.relative(found, total / weight), gradients, expected)
     assert max(jax.tree.leaves(errors)) < 1e-9
     found = collectives(step.compile(toy.abstract(batch)), step.plan.mesh)
     over_tensor = {key for key in found if "tensor" in key}

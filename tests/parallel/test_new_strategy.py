@@ -1,9 +1,8 @@
 """A new strategy is one file (`toy_strategy.py`, `work_strategy.py`) and one line in `STRATEGIES`."""
 
-import optax
 import pytest
 from spmdkit.configs import ConfigError, load_config
-from spmdkit.parallel import FSDPConfig, build_step, census, lay_out, verify
+from spmdkit.parallel import FSDPConfig, census, verify
 from spmdkit.parallel.sharding.parallel_context import parallel_context
 from spmdkit.parallel.sharding.strategies import STRATEGIES, axis_names
 from support import toy, toy_strategy, work_strategy
@@ -19,12 +18,8 @@ def added(monkeypatch):
     monkeypatch.setitem(STRATEGIES, "columns", work_strategy)
 
 
-def plan(**strategy):
-    return lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(4))
-
-
 def test_lays_out_parameters_with_other_strategies():
-    found = plan(toy=2, fsdp=FSDP)
+    found = toy.plan({"toy": 2, "fsdp": FSDP})
     assert axis_names()[-2:] == found.mesh.axis_names[-2:] == ("toy", "columns")
     assert found.batch_axes == ("fsdp", "toy")
     stored, used = ({row.path: row.layout.axes for row in table.rows} for table in (found.table, found.used_table))
@@ -35,17 +30,12 @@ def test_lays_out_parameters_with_other_strategies():
 
 def test_reports_its_own_check():
     with pytest.raises(ValueError, match=r"head/out has the layout .*Name toy last in this rule"):
-        lay_out(
-            toy.BLOCK_MODEL,
-            {"toy": 2, "fsdp": FSDP},
-            rules={"head/out": (("toy", "fsdp"), None), ".*": ()},
-            devices=toy.devices(4),
-        )
+        toy.plan({"toy": 2, "fsdp": FSDP}, rules={"head/out": (("toy", "fsdp"), None), ".*": ()})
 
 
 @pytest.mark.slow
 def test_cost_equals_the_census_of_the_compiled_step():
-    step = build_step(toy.BLOCK_MODEL, optax.sgd(0.1), plan(toy=2, data=2), accumulate=2)
+    step = toy.build({"toy": 2, "data": 2}, accumulate=2)
     predicted = step.cost(ABSTRACT)
     assert census(step.compile(ABSTRACT).as_text() or "", step.plan.mesh) == predicted
     over_toy = {line.kind: line.count for line in predicted if line.axes == ("toy",)}
@@ -77,7 +67,7 @@ def test_config_accepts_it(tmp_path):
 
 def test_splits_the_work_of_a_model():
     """The parallel context, the layouts, remat and the batch axes follow from its `SPLITS`."""
-    found = lay_out(work_strategy.MODEL, {"columns": 2, "fsdp": FSDP}, devices=toy.devices(4))
+    found = toy.plan({"columns": 2, "fsdp": FSDP}, work_strategy.MODEL)
     assert parallel_context(found).added == {"columns": work_strategy.ColumnsConfig(size=2)}
     assert (found.batch_axes, found.gather_axes) == (("fsdp",), ("fsdp",))
     assert found.manual_axes == ("fsdp", "columns")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from spmdkit.parallel import FSDPConfig, build_step, census, lay_out, verify
+from spmdkit.parallel import FSDPConfig, census, verify
 from spmdkit.parallel.data import DataParallelConfig
 from spmdkit.parallel.pipeline import PipelineConfig
 from spmdkit.parallel.sharding.stored_order import stored_order
@@ -30,7 +30,7 @@ def temporary_bytes(schedule, microbatches, recompute=False):
     """Compiled memory of a step on 4 stages, with so many microbatches of 2 rows each."""
     pipe = PipelineConfig(size=4, schedule=schedule, microbatches=microbatches, recompute=recompute)
     own = light(8)
-    step = build_step(own, optax.sgd(1.0), lay_out(own, {"pipe": pipe}, devices=toy.devices(4)))
+    step = toy.build({"pipe": pipe}, model=own)
     rows = jax.ShapeDtypeStruct((2 * microbatches, 128), jnp.int32)
     batch = dict.fromkeys(("inputs", "targets"), rows) | {"weights": jax.ShapeDtypeStruct(rows.shape, jnp.float32)}
     return step.compile(batch).memory_analysis().temp_size_in_bytes
@@ -51,13 +51,13 @@ def test_a_schedule_recomputes_all_or_nothing(tmp_path):
     path.write_text("F0,F1,R0,B0,W0,R1,B1,W1\n,F0,B0,F1,B1,W0,W1,\n")
     strategy = {"pipe": {"size": 2, "schedule": str(path), "microbatches": 2}}
     with pytest.raises(ValueError, match=r"2 of 4 forwards are recomputed \(R\).*Add the 2 missing R"):
-        lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(2))
+        toy.plan(strategy)
 
 
 def test_rules_leave_the_stages_to_the_pipeline():
     rules = {"blocks/up": (None, None, None), "head/.*": ("pipe", None)}
     with pytest.raises(ValueError) as error:
-        lay_out(toy.BLOCK_MODEL, {"pipe": 2}, rules=rules, devices=toy.devices(2))
+        toy.plan({"pipe": 2}, rules=rules)
     assert "Start this rule in layouts.rules with pipe" in str(error.value)
     assert "Leave pipe out of this rule" in str(error.value)
 
@@ -70,9 +70,8 @@ def test_state_is_saved_in_the_models_order(optimizer):
     """Parameters, moments of their shape and factored ones; what fills up a stage is not saved, and not counted."""
     own = light(5)
     pipe = PipelineConfig(size=2, schedule="interleaved_1f1b", microbatches=4)
-    layouts = lay_out(own, {"pipe": pipe, "data": 2}, devices=toy.devices(4))
-    step = build_step(own, optimizer, layouts)
-    state, order = step.init(seed=0), stored_order(layouts)
+    step = toy.build({"pipe": pipe, "data": 2}, optimizer, own)
+    state, order, layouts = step.init(seed=0), stored_order(step.plan), step.plan
     saved = order.to_model(state)
     expected = jax.jit(own.init)(jax.random.key(0))
     assert jax.tree.all(
@@ -94,9 +93,8 @@ def test_state_is_saved_in_the_models_order(optimizer):
 def test_fsdp_scatters_gradients_once_or_for_each_microbatch(scatter):
     """2 stages of 2 blocks and 4 microbatches, counted in the compiled program."""
     own, pipe = light(4), PipelineConfig(size=2, microbatches=4, scatter=scatter)
-    plan = lay_out(own, {"pipe": pipe, "fsdp": FSDP}, devices=toy.devices(4))
-    step = build_step(own, optax.sgd(1.0), plan)
-    found = census(step.compile(toy.abstract(toy.batch(0))).as_text(), plan.mesh)
+    step = toy.build({"pipe": pipe, "fsdp": FSDP}, model=own)
+    found, plan = census(step.compile(toy.abstract(toy.batch(0))).as_text(), step.plan.mesh), step.plan
     (line,) = (line for line in found if line.kind == "reduce-scatter")
     sharded = [row.path for row in plan.table.rows if "fsdp" in row.layout.used_axes]
     blocks = sum(path.startswith("blocks/") for path in sharded)

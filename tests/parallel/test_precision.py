@@ -1,11 +1,12 @@
 """Floating-point inputs are cast to the compute dtype beside the parameters; weights and targets lose no bits."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from spmdkit.parallel import BlockModel, Precision, build_step, lay_out
+from spmdkit.parallel import Precision
 from spmdkit.parallel import options as dtypes
 from support import toy
 
@@ -29,15 +30,9 @@ def test_every_way_of_running_a_model_casts(strategy):
         return batch["inputs"] @ groups["embed"]["table"]
 
     table = {"table": jnp.eye(toy.WIDTH)}
-    model = BlockModel(
-        init=lambda key: {**toy.init(key), "embed": table}, embed=embed, block=toy.block, head=toy.head, num_blocks=3
-    )
+    model = replace(toy.BLOCK_MODEL, init=lambda key: {**toy.init(key), "embed": table}, embed=embed)
     batch = {**toy.batch(0, rows=12), "inputs": np.ones((12, toy.LENGTH, toy.WIDTH), np.float32)}
-    precision = Precision(compute="bfloat16")
-    [options] = strategy.values()
-    layouts = lay_out(model, strategy, precision=precision, devices=toy.devices(options["size"]))
-    step = build_step(model, optax.sgd(0.1), layouts, precision=precision)
-    abstract = toy.abstract(batch)
+    step, abstract = toy.build(strategy, model=model, precision=Precision(compute="bfloat16")), toy.abstract(batch)
     step.lower(abstract)
     jax.eval_shape(step.gradients, step.abstract_state(), abstract)
     jax.eval_shape(step.evaluate, step.abstract_state().params, abstract)

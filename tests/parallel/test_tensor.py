@@ -4,12 +4,11 @@ from functools import cache
 
 import jax
 import numpy as np
-import optax
 import pytest
 import reference
 from jax.sharding import PartitionSpec as P
 from spmdkit.models.transformer import TransformerConfig, transformer
-from spmdkit.parallel import FSDPConfig, Precision, build_step, lay_out
+from spmdkit.parallel import FSDPConfig, Precision
 from spmdkit.parallel.tensor import (
     TensorConfig,
     embed_tokens,
@@ -31,19 +30,6 @@ MLP_RULES = {"blocks/mlp/(gate|up)": (None, None, "tensor"), "blocks/mlp/down": 
 @cache
 def model(**changes):
     return transformer(TransformerConfig(**{**SIZES, **changes}))
-
-
-def batch():
-    random = np.random.default_rng(0)
-    tokens = random.integers(0, VOCABULARY, (2, ROWS, LENGTH)).astype(np.int32)
-    weights = (random.random((ROWS, LENGTH)) < 0.7).astype(np.float32)
-    return {"inputs": tokens[0], "targets": tokens[1], "weights": weights, "example": np.arange(ROWS, dtype=np.int32)}
-
-
-def build(strategy, devices, precision=None, **options):
-    precision = precision or Precision()
-    layouts = lay_out(model(), strategy, devices=toy.devices(devices), precision=precision, **options)
-    return build_step(model(), optax.sgd(0.1), layouts, clip_norm=1.0, precision=precision)
 
 
 def over_tensor(size, function, in_specs, out_specs):
@@ -89,7 +75,7 @@ def test_every_device_computes_the_heads_that_its_queries_read(heads, kv_heads, 
 
 def test_weights_of_key_value_heads_are_split_only_where_whole_heads_are():
     for kv_heads, axis in ((2, "tensor"), (1, None)):
-        layouts = lay_out(model(kv_heads=kv_heads), {"tensor": 2}, devices=toy.devices(2))
+        layouts = toy.plan({"tensor": 2}, model(kv_heads=kv_heads))
         table = {row.path: row.layout.axes for row in layouts.table.rows}
         assert table["blocks/attention/key"] == table["blocks/attention/value"] == (None, None, axis)
         assert table["blocks/attention/query"] == (None, None, "tensor")
@@ -117,14 +103,14 @@ def test_weights_of_key_value_heads_are_split_only_where_whole_heads_are():
 )  # fmt: skip
 def test_rejects_indivisible_sizes(changes, size, problem):
     with pytest.raises(ValueError) as raised:
-        lay_out(model(**changes), {"tensor": size}, devices=toy.devices(size))
+        toy.plan({"tensor": size}, model(**changes))
     assert str(raised.value) == problem
 
 
 def test_rejects_rules_that_contradict_the_model():
     rules = {"blocks/mlp/gate": (None, "tensor", None), "head/logits": (None, None)}
     with pytest.raises(LayoutError) as raised:
-        lay_out(model(), {"tensor": 2}, devices=toy.devices(2), rules=rules)
+        toy.plan({"tensor": 2}, model(), rules=rules)
     said = str(raised.value)
     remedy = "Correct the rule in layouts.rules, or set strategy.tensor.explicit=false to leave the axis to XLA."
     for text in (
@@ -135,7 +121,7 @@ def test_rejects_rules_that_contradict_the_model():
         "head/logits has the layout (None, None) by rule 'head/logits'",
     ):
         assert text in said
-    lay_out(model(), {"tensor": 2}, devices=toy.devices(2), rules={"blocks/mlp/gate": (None, None, "tensor")})
+    toy.plan({"tensor": 2}, model(), rules={"blocks/mlp/gate": (None, None, "tensor")})
 
 
 # The vocabulary
@@ -194,8 +180,7 @@ def trained(step, batches):
 def of_toy(compute, devices):
     """Losses and norms of a model that knows of no mesh: `tensor` is left to XLA, inside explicit FSDP."""
     strategy, rules = ({"fsdp": FSDP, "tensor": LEFT}, TOY_RULES) if devices > 1 else ({"data": 1}, None)
-    layouts = lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(devices), rules=rules)
-    step = build_step(toy.BLOCK_MODEL, optax.sgd(0.1), layouts, clip_norm=1.0, precision=Precision(compute=compute))
+    step = toy.build(strategy, rules=rules, clip_norm=1.0, precision=Precision(compute=compute))
     assert step.plan.manual_axes == (("fsdp",) if devices > 1 else ())
     return trained(step, [toy.batch(seed) for seed in range(3)])
 
@@ -208,9 +193,10 @@ def test_an_axis_left_to_xla_in_bfloat16():
 
 def test_a_ring_permutes_where_others_gather_and_scatter():
     """Both products of both halves of each block; the embedding and the head keep their collectives."""
-    abstract = toy.abstract(batch())
+    abstract = toy.abstract(toy.batch(0, ROWS, LENGTH, VOCABULARY))
     ring, plain = (
-        build({"tensor": TensorConfig(size=4, collective_matmul=flag)}, 4).cost(abstract) for flag in (True, False)
+        toy.build({"tensor": TensorConfig(size=4, collective_matmul=flag)}, model=model()).cost(abstract)
+        for flag in (True, False)
     )
     count = {line.kind: line.count for line in ring}
     blocks, halves, permutes = 2, 2, 3

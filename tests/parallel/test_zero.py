@@ -7,7 +7,7 @@ from math import prod
 import jax.numpy as jnp
 import optax
 import pytest
-from spmdkit.parallel import FSDPConfig, Model, Precision, build_step, lay_out
+from spmdkit.parallel import FSDPConfig, Model, Precision
 from spmdkit.parallel.data import DataParallelConfig
 from support import toy
 
@@ -26,8 +26,7 @@ def zero(stage, size, floor_bytes=512):
 @cache
 def built(stage, size, accumulate=1, fsdp=1):
     beside = {"fsdp": FSDPConfig(size=fsdp, floor_bytes=512)} if fsdp > 1 else {}
-    layouts = lay_out(toy.BLOCK_MODEL, {**zero(stage, size), **beside}, devices=toy.devices(size * fsdp))
-    return build_step(toy.BLOCK_MODEL, optax.adam(1e-2), layouts, accumulate=accumulate)
+    return toy.build({**zero(stage, size), **beside}, optax.adam(1e-2), accumulate=accumulate)
 
 
 def axes(table):
@@ -37,9 +36,7 @@ def axes(table):
 @pytest.mark.parametrize("reduce", ["float32", "bfloat16"])
 @pytest.mark.parametrize("stage", [1, 2])
 def test_gradients_are_summed_in_the_reduce_dtype(stage, reduce):
-    precision = Precision(compute="bfloat16", reduce=reduce)
-    layouts = lay_out(toy.BLOCK_MODEL, zero(stage, 2), devices=toy.devices(2), precision=precision)
-    step = build_step(toy.BLOCK_MODEL, optax.sgd(1.0), layouts, precision=precision)
+    step = toy.build(zero(stage, 2), precision=Precision(compute="bfloat16", reduce=reduce))
     text = step.lower(toy.abstract(toy.batch(0))).as_text()
     scattered = [line for line in text.split('"stablehlo.')[1:] if line.startswith("reduce_scatter")]
     assert scattered
@@ -69,7 +66,7 @@ def test_the_dim_that_counts_blocks_is_not_split():
     """Though `data` divides the number of blocks, and a stack of them is over the floor where a block is not."""
     params = {"blocks": {"up": jnp.ones((4, 8, 6)), "scale": jnp.ones((4, 8))}, "embed": {}, "head": {"w": jnp.ones(8)}}
     model = replace(toy.BLOCK_MODEL, init=lambda key: params, num_blocks=4)
-    layouts = lay_out(model, zero(1, 4, floor_bytes=100), devices=toy.devices(4))
+    layouts = toy.plan(zero(1, 4, floor_bytes=100), model)
     assert axes(layouts.update_table) == {
         "blocks/scale": (None, None),
         "blocks/up": (None, "data", None),
@@ -98,18 +95,18 @@ def test_devices_hold_the_expected_shards(stage, backward, update):
 )
 def test_splits_what_reaches_the_floor(size, fsdp, floor, table, up):
     strategy = {**zero(1, size, floor_bytes=floor), "fsdp": FSDPConfig(size=fsdp, floor_bytes=512)}
-    found = axes(lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(size * fsdp)).update_table)
+    found = axes(toy.plan(strategy).update_table)
     assert (found["embed/table"], found["blocks/up"]) == (table, up)
 
 
 def test_indivisible_parameters_stay_whole():
-    layouts = lay_out(ODD, zero(1, 4, floor_bytes=0), devices=toy.devices(4))
+    layouts = toy.plan(zero(1, 4, floor_bytes=0), ODD)
     assert axes(layouts.update_table) == {"odd": (None, None), "small": ("data",), "wide": (None, "data")}
 
 
 def test_keeps_rules_that_split_over_data():
     rules = {"head/out": [None, "data"]}
-    layouts = lay_out(toy.BLOCK_MODEL, zero(2, 4), devices=toy.devices(4), rules=rules)
+    layouts = toy.plan(zero(2, 4), rules=rules)
     assert axes(layouts.table)["head/out"] == axes(layouts.update_table)["head/out"] == (None, "data")
     assert axes(layouts.update_table)["embed/table"] == ("data", None)
 

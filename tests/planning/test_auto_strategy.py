@@ -2,7 +2,6 @@
 
 import pytest
 from spmdkit.configs import ConfigError, load_config, resolved_yaml
-from spmdkit.launch.cli import main
 from spmdkit.mesh.targets import parse_target
 from spmdkit.planning import auto_strategy
 from spmdkit.planning.auto_strategy import choose_strategy
@@ -61,6 +60,6 @@ def test_choice_of_process_0_counts(monkeypatch):
     assert (sizes(chosen), chosen.train.accumulate, chosen.train.remat) == ({"fsdp": 8}, 2, "dots")
 
 
-def test_other_commands_reject_auto(capsys):
-    assert main(["verify", "quickstart", "strategy=auto", *SMALL]) == 2
-    assert "strategy: auto is for train, launch, explain and plan" in capsys.readouterr().err
+def test_other_commands_reject_auto(cli):
+    error = cli(2, "verify", "quickstart", "strategy=auto", *SMALL).err
+    assert "strategy: auto is for train, launch, explain and plan" in error

@@ -49,16 +49,14 @@ def test_messages_and_skipped_parts_take_time():
     assert times("gpipe", skip=0.01)[0] == pytest.approx(without + 105 * 2 * 0.01, abs=1.0)
 
 
-def test_a_stage_runs_only_its_parts():
-    schedule = make_schedule("1f1b", 2, 2)
-    timetable = make_timetable(schedule, assign(2, schedule))
-    seconds = tick_seconds(timetable, {"head_backward": [5.0, 0.0], "embed": [0.0, 3.0]})
-    assert seconds.sum(axis=0).tolist() == [2 * 3.0, 2 * 5.0]
-
-
-def test_a_stage_with_fewer_blocks_takes_less_time():
-    """5 blocks on 2 stages: 3 and 2."""
-    schedule = make_schedule("gpipe", 2, 2)
-    timetable = make_timetable(schedule, assign(5, schedule))
-    seconds = tick_seconds(timetable, {"forward": [0.0, 3.0]})
-    assert seconds.sum(axis=0).tolist() == [2 * 3.0, 2 * 2.0]
+@pytest.mark.parametrize(
+    ("name", "blocks", "parts", "seconds"),
+    [
+        ("1f1b", 2, {"head_backward": [5.0, 0.0], "embed": [0.0, 3.0]}, [2 * 3.0, 2 * 5.0]),
+        ("gpipe", 5, {"forward": [0.0, 3.0]}, [2 * 3.0, 2 * 2.0]),  # 3 blocks and 2
+    ],
+)
+def test_a_stage_takes_the_time_of_its_own_parts(name, blocks, parts, seconds):
+    schedule = make_schedule(name, 2, 2)
+    timetable = make_timetable(schedule, assign(blocks, schedule))
+    assert tick_seconds(timetable, parts).sum(axis=0).tolist() == seconds

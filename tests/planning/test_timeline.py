@@ -4,8 +4,6 @@ import json
 from itertools import pairwise
 
 import pytest
-from spmdkit.launch.cli import main
-from spmdkit.mesh import targets
 from spmdkit.mesh.errors import UserError
 from spmdkit.mesh.targets import Card, Target
 from spmdkit.parallel.schedule.builders import make_schedule
@@ -210,14 +208,17 @@ BRANCHES = """%short (a: f32[250]) -> f32[250] {
 """
 
 
+def branch(scope: str) -> str:
+    called = f'true_computation=%long, false_computation=%short, metadata={{op_name="{scope}"}}'
+    return f"""  %x = f32[250] parameter(0)
+  %p = pred[] constant(true)
+  ROOT %y = f32[250] conditional(%p, %x, %x), {called}"""
+
+
 @pytest.mark.parametrize(("scope", "seconds"), [("other", 4e-3), ("turns_1_of_2/cond", 3e-3)])
 def test_branches_count_by_their_share_of_turns(scope, seconds):
     """Of branches with 2 and 4 ms, the longer one counts if the program does not say how often each runs."""
-    called = f'true_computation=%long, false_computation=%short, metadata={{op_name="{scope}"}}'
-    body = f"""  %x = f32[250] parameter(0)
-  %p = pred[] constant(true)
-  ROOT %y = f32[250] conditional(%p, %x, %x), {called}"""
-    assert simulated(body, computations=BRANCHES).step_seconds == pytest.approx(seconds)
+    assert simulated(branch(scope), computations=BRANCHES).step_seconds == pytest.approx(seconds)
 
 
 def test_a_part_in_a_loop_counts_for_the_stage_with_the_most_blocks():
@@ -324,11 +325,7 @@ def test_turns_beyond_the_limit_become_one_event():
 
 def test_a_branch_takes_the_time_that_counts():
     """Half of 4 ms and half of 2 ms: the longer branch, in 3 ms."""
-    called = 'true_computation=%long, false_computation=%short, metadata={op_name="turns_1_of_2/cond"}'
-    body = f"""  %x = f32[250] parameter(0)
-  %p = pred[] constant(true)
-  ROOT %y = f32[250] conditional(%p, %x, %x), {called}"""
-    _, events = recorded(body, BRANCHES)
+    _, events = recorded(branch("turns_1_of_2/cond"), BRANCHES)
     assert [(each.name, each.begin, each.seconds) for each in events] == [
         ("b.2", 0.0, pytest.approx(1.5e-3)),
         ("b.3", pytest.approx(1.5e-3), pytest.approx(1.5e-3)),
@@ -345,8 +342,8 @@ def test_writes_the_format_of_perfetto(tmp_path):
     assert (second["name"], second["tid"], second["ts"], second["dur"]) == ("all-gather", 1, 3000.0, 3000.0)
 
 
-def test_an_analytic_plan_has_no_trace(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(targets, "CUDA_PLUGINS", ())
-    assert main(["plan", "mlp", "--target", "h100:1x8", "--trace", str(tmp_path / "step.json")]) == 2
-    assert "a trace needs a simulated step" in capsys.readouterr().err
+@pytest.mark.usefixtures("without_compiler")
+def test_an_analytic_plan_has_no_trace(tmp_path, cli):
+    words = ["--target", "h100:1x8", "--trace", tmp_path / "step.json"]
+    assert "a trace needs a simulated step" in cli(2, "plan", "mlp", *words).err
     assert not list(tmp_path.iterdir())

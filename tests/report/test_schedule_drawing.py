@@ -77,9 +77,7 @@ def test_reads_csv_file(tmp_path, cli):
     [
         (("1fb1",), "Unknown schedule '1fb1'; known: gpipe, 1f1b, interleaved_1f1b, zb_h1, zbv. Did you mean '1f1b'?"),
         (("1f1b", "--stages", "4"), "schedule 1f1b needs --stages and --microbatches; for example"),
-        (("1f1b", "--stages", "4", "--microbatches", "3"), "strategy.pipe.microbatches=3 is fewer than strategy.pipe."),
         (("zbv", *SIZES, "--virtual", "3"), "zbv has 2 chunks on each stage, not 3."),
-        (("1f1b", *SIZES, "--costs", "1,2"), "costs must be three positive numbers, got 1,2."),
         (("nowhere.csv",), "Cannot read the schedule nowhere.csv: No such file or directory."),
         (("nowhere.csv", "--recompute"), "nowhere.csv lists its own recomputations: add R0, R1, ... to it, and"),
         (("1f1b", *SIZES, "--svg", "nowhere/a.svg"), "nowhere/a.svg: No such file or directory."),

@@ -45,7 +45,6 @@ def test_only_numbers_are_features():
 def test_the_data_tells_sizes(tmp_path):
     built = build(load_config(write_config(tmp_path)))
     assert built.layouts.table.row("layers/0/kernel").shape == (64, 32)
-    (tmp_path / "text").mkdir()
     language = build(load_config(write_language_config(tmp_path / "text")))
     assert isinstance(language.model, BlockModel)
     assert language.layouts.table.row("embed/tokens").shape == (256, 16)

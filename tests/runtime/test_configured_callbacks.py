@@ -129,10 +129,6 @@ def test_a_callback_of_the_users_own(tmp_path, cli):
             "callbacks.0 (early_stopping) needs eval_loss, but the evaluation split is missing.",
         ),
         (
-            {"callbacks": ["csv", {"name": "best_checkpoint", "monitor": "nosuch"}]},
-            "callbacks.1 (best_checkpoint): Unknown monitor 'nosuch'; known: ",
-        ),
-        (
             {"callbacks": [{"name": "stop_file", "path": "config.yaml"}]},
             "callbacks.0.path='config.yaml' leads to config.yaml, which the run keeps in run.dir.",
         ),

@@ -18,8 +18,6 @@ EMA = {"learning_rate": 0.05, "ema": {"decay": 0.9, "evaluate": True}}
 
 @pytest.mark.slow
 def test_a_run_goes_on_and_its_averages_are_what_is_evaluated(tmp_path, capsys, cli):
-    for name in ("whole", "halves"):
-        (tmp_path / name).mkdir()
     whole, halves = (write_config(tmp_path / name, optimizer=EMA) for name in ("whole", "halves"))
     assert "Evaluations are of the averages of the parameters (optimizer.ema.evaluate)." in cli(0, "train", whole).out
     assert main(["train", str(halves), "train.steps=6"]) == 0

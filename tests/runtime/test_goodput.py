@@ -23,6 +23,11 @@ def first_start(path, *, ended=False, began=1000.0):
         ledger.end()
 
 
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "goodput.jsonl"
+
+
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
     """The time of day stands at 1005 s unless a test moves it."""
@@ -31,8 +36,7 @@ def clock(monkeypatch):
     return now
 
 
-def test_one_start(tmp_path):
-    path = tmp_path / "goodput.jsonl"
+def test_one_start(path):
     first_start(path)
     found = read_goodput(path)
     assert found.seconds == {"step": 1.0, "data": 0.05, "save": 0.2, "compile": 1.0, "start": 2.0}
@@ -44,9 +48,8 @@ def test_one_start(tmp_path):
     assert str(found).startswith("Goodput 23.5 % of 4.2 s (start 47.1 %, compile 23.5 %, save 4.7 %")
 
 
-def test_a_death_loses_steps_and_time(tmp_path, clock):
+def test_a_death_loses_steps_and_time(path, clock):
     """Died at 1005 after step 10; started again at 1012 from step 6: steps 7 to 10 are 4 of the 6 in the last line."""
-    path = tmp_path / "goodput.jsonl"
     first_start(path)
     clock[0] = 1015.0
     ledger = Ledger(path, step=6, began=1012.0)
@@ -63,8 +66,7 @@ def test_a_death_loses_steps_and_time(tmp_path, clock):
     }  # fmt: skip
 
 
-def test_the_same_steps_lost_twice_count_twice(tmp_path, clock):
-    path = tmp_path / "goodput.jsonl"
+def test_the_same_steps_lost_twice_count_twice(path, clock):
     first_start(path)
     for began in (1010.0, 1020.0):
         clock[0] = began + 1
@@ -78,8 +80,7 @@ def test_the_same_steps_lost_twice_count_twice(tmp_path, clock):
     assert found.seconds["restart"] == pytest.approx(5.0 + 9.0)
 
 
-def test_time_of_a_step_that_is_not_done_counts_as_step(tmp_path):
-    path = tmp_path / "goodput.jsonl"
+def test_time_of_a_step_that_is_not_done_counts_as_step(path):
     ledger = Ledger(path, step=0, began=1000.0)
     ledger.add(4, {"step": 0.4})
     ledger.add(4, {"step": 0.1})
@@ -89,8 +90,7 @@ def test_time_of_a_step_that_is_not_done_counts_as_step(tmp_path):
     assert (found.seconds["step"], found.seconds["lost"], found.lost_steps) == pytest.approx((0.3, 0.2, 2))
 
 
-def test_steps_after_a_rollback_count_from_its_checkpoint(tmp_path):
-    path = tmp_path / "goodput.jsonl"
+def test_steps_after_a_rollback_count_from_its_checkpoint(path):
     ledger = Ledger(path, step=0, began=1000.0)
     ledger.add(10, {"step": 1.0})
     ledger.roll_back(4, 10)
@@ -100,8 +100,7 @@ def test_steps_after_a_rollback_count_from_its_checkpoint(tmp_path):
     ]  # fmt: skip
 
 
-def test_an_end_in_order_is_no_restart(tmp_path, clock):
-    path = tmp_path / "goodput.jsonl"
+def test_an_end_in_order_is_no_restart(path, clock):
     first_start(path, ended=True)
     clock[0] = 90_000.0
     ledger = Ledger(path, step=10, began=89_999.0)
@@ -109,8 +108,7 @@ def test_an_end_in_order_is_no_restart(tmp_path, clock):
     assert "restart" not in read_goodput(path).seconds
 
 
-def test_a_line_cut_short_is_left_out_and_the_next_stands_alone(tmp_path):
-    path = tmp_path / "goodput.jsonl"
+def test_a_line_cut_short_is_left_out_and_the_next_stands_alone(path):
     first_start(path)
     whole = path.read_text()
     path.write_text(whole[:-20])
@@ -136,8 +134,7 @@ def test_it_is_due_once_a_second(tmp_path, monkeypatch):
     assert not ledger.is_due()
 
 
-def test_going_back_in_the_same_process_loses_steps_and_no_time_between(tmp_path):
-    path = tmp_path / "goodput.jsonl"
+def test_going_back_in_the_same_process_loses_steps_and_no_time_between(path):
     ledger = Ledger(path, step=0, began=1000.0)
     ledger.add(4, {"step": 0.4})
     ledger.add(10, {"step": 0.6, "start": 0.3})

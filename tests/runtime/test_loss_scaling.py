@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 from spmdkit.configs.load import load_config
 from spmdkit.launch.cli import main
+from spmdkit.parallel.step.loss_scaling import MAX_CONSECUTIVE_SKIPS
 from spmdkit.runtime.training_run import TrainingRun
 from support.runs import metrics, state_arrays, write_config
 
@@ -20,8 +21,6 @@ def train(config, *overrides):
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_scaled_run_goes_on_bit_for_bit(tmp_path, capsys):
-    for name in ("whole", "halves"):
-        (tmp_path / name).mkdir()
     sections = {"precision": HALF, "optimizer": CONSTANT}
     whole, halves = (write_config(tmp_path / name, **sections) for name in ("whole", "halves"))
     train(whole)
@@ -61,5 +60,5 @@ def test_how_many_updates_in_a_row_may_be_left_out(tmp_path):
     assert allowed() == 0
     skips = {"not_finite": "skip", "most_not_finite": 3, "steps": 4, "global_batch": 16}
     assert allowed(train=skips) == 3
-    assert allowed(precision={"compute": "float16"}, train=skips) == 40
+    assert allowed(precision={"compute": "float16"}, train=skips) == MAX_CONSECUTIVE_SKIPS == 40
     assert allowed(precision={"compute": "float16", "loss_scale": 512}) == 0

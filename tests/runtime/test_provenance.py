@@ -94,8 +94,7 @@ def test_unchanged_source_has_no_remarks(config):
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new"),
-    [("layers_of_mine", "jnp.tanh", "jnp.sin"), ("optimizer_of_mine", "b1=0.9", "b1=0.8")],
+    ("file", "old", "new"), [("layers_of_mine", "jnp.tanh", "jnp.sin"), ("optimizer_of_mine", "b1=0.9", "b1=0.8")]
 )
 def test_warns_of_changed_source(file, old, new, config):
     before = provenance_of_config(config)

@@ -76,8 +76,6 @@ def make(evaluation):
     return lambda config: splits._replace(evaluation=evaluation)
 
 empty = make([])
-weightless = make([{"inputs": np.ones(64, np.float32), "targets": np.int64(0)}])
-renamed = make([{"images": np.ones(64, np.float32), "weights": np.float32(1)}])
 labels = make(from_arrays(rows(20, targets=np.arange(20))).train)
 fractions = make(from_arrays(rows(20, targets=np.full(20, 0.5))).train)
 """
@@ -89,8 +87,6 @@ fractions = make(from_arrays(rows(20, targets=np.full(20, 0.5))).train)
     [
         (["train.global_batch=10000"], 2, "rows, but the training split has only 7772 examples"),
         (["data.source=evaluations:empty"], 2, "returned no examples for evaluation"),
-        (["data.source=evaluations:weightless"], 2, 'evaluation examples with inputs, targets; "weights" is missing'),
-        (["data.source=evaluations:renamed"], 2, "with images, weights; the names must be the same"),
         (["data.source=evaluations:labels"], 3, "example 10 of the evaluation split is 10; model.classes=10"),
         (["data.source=evaluations:fractions"], 3, "targets are float64; model.classes=10 requires integers, 0 .. 9."),
         (["model.classes=5"], 3, "; model.classes=5 allows 0 .. 4. Raise it, or fix the data. If it is padding, give"),

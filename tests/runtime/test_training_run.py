@@ -9,7 +9,6 @@ from spmdkit.checkpoints.manager import Restored
 from spmdkit.configs import Config, load_config
 from spmdkit.launch.cli import main
 from spmdkit.mesh.errors import UserError
-from spmdkit.parallel.step.loss_scaling import MAX_CONSECUTIVE_SKIPS
 from spmdkit.runtime import training_run
 from spmdkit.runtime.build_run import build
 from spmdkit.runtime.ownership import DirectoryInUse
@@ -50,12 +49,6 @@ def test_claims_its_directory_unless_another_job_trained_in_it(fresh, found, tmp
     run.latest = 4
     with pytest.raises(DirectoryInUse, match=rf"held step 4 when this command began, and holds step {found} now"):
         run.claim_directory([])
-
-
-def test_dynamic_loss_scaling_may_skip_many_steps(tmp_path):
-    run = object.__new__(TrainingRun)
-    run.built = SimpleNamespace(config=load_config(write_config(tmp_path), ["precision.compute=float16"]))
-    assert run.max_skipped == MAX_CONSECUTIVE_SKIPS
 
 
 def test_resume_compares_the_position_of_the_data(tmp_path):

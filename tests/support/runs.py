@@ -54,6 +54,7 @@ LANGUAGE = {
 
 def write_config(folder: Path, **sections: Any) -> Path:
     """Writes TINY, with whole sections replaced, as config of a run in `folder`/run; returns the file."""
+    folder.mkdir(exist_ok=True)
     tree = {**TINY, **sections}
     tree["run"] = {"dir": str(folder / "run"), **tree["run"]}
     path = folder / "tiny.yaml"
@@ -64,7 +65,7 @@ def write_config(folder: Path, **sections: Any) -> Path:
 def write_language_config(folder: Path, **sections: Any) -> Path:
     """Writes a few small text files and the config of a language model that reads them."""
     corpus = folder / "corpus"
-    corpus.mkdir()
+    corpus.mkdir(parents=True)
     words = random.Random(0)
     for number in range(8):
         text = " ".join(words.choice(["mesh", "axis", "layout", "step", "of", "the"]) for _ in range(200))

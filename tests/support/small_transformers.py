@@ -4,7 +4,6 @@ from dataclasses import replace
 from functools import cache
 
 import jax
-import numpy as np
 from spmdkit.models.moe import MoEConfig, moe
 from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.parallel import FSDPConfig, lay_out
@@ -43,15 +42,8 @@ def first_params(config):
     return jax.device_get(jax.jit(transformer(config).init)(jax.random.key(0)))
 
 
-def make_batch(config, rows=3, seed=0):
-    random = np.random.default_rng(seed)
-    shape = (rows, config.length)
-    return {
-        "inputs": random.integers(0, config.vocabulary, shape).astype(np.int32),
-        "targets": random.integers(0, config.vocabulary, shape).astype(np.int32),
-        "weights": random.integers(0, 2, shape).astype(np.float32),
-        "example": np.arange(rows, dtype=np.int32) + 100 * seed,
-    }
+def make_batch(config, rows=3):
+    return toy.batch(0, rows, config.length, config.vocabulary)
 
 
 SIZES = {"vocabulary": 32, "length": 16, "layers": 4, "width": 16, "heads": 4, "mlp_width": 32}

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from spmdkit.mesh.device_mesh import DeviceMesh
-from spmdkit.parallel import BlockModel, Model
+from spmdkit.parallel import BlockModel, Model, Precision, build_step, lay_out
 
 WIDTH, VOCABULARY, BLOCKS = 16, 32, 3
 ROWS, LENGTH = 16, 8
+SGD, FLOAT32 = optax.sgd(0.1), Precision()
 
 
 def init(key):
@@ -101,13 +102,13 @@ BIASED_MODEL = replace(BLOCK_MODEL, init=biased_init, block=biased_block)
 PLAIN_MODEL = Model(init=init, loss=BLOCK_MODEL.loss)
 
 
-def batch(seed, rows=ROWS):
+def batch(seed, rows=ROWS, length=LENGTH, vocabulary=VOCABULARY):
     """Rows with ragged weights, so that no two shards or microbatches weigh the same."""
     random = np.random.default_rng(seed)
     return {
-        "inputs": random.integers(0, VOCABULARY, (rows, LENGTH)).astype(np.int32),
-        "targets": random.integers(0, VOCABULARY, (rows, LENGTH)).astype(np.int32),
-        "weights": (random.random((rows, LENGTH)) < random.random((rows, 1))).astype(np.float32),
+        "inputs": random.integers(0, vocabulary, (rows, length)).astype(np.int32),
+        "targets": random.integers(0, vocabulary, (rows, length)).astype(np.int32),
+        "weights": (random.random((rows, length)) < random.random((rows, 1))).astype(np.float32),
         "example": np.arange(rows, dtype=np.int32),
     }
 
@@ -125,6 +126,24 @@ def mesh(**sizes):
 def devices(count):
     """Names of the first simulated devices."""
     return [f"cpu:{index}" for index in range(count)]
+
+
+def num_devices(strategy):
+    """The devices of a strategy with a size for each of its axes."""
+    sized = [each["size"] if isinstance(each, dict) else each for each in strategy.values()]
+    return prod(getattr(each, "size", each) for each in sized)
+
+
+def plan(strategy, model=BLOCK_MODEL, **options):
+    """Lays out a model on as many simulated devices as the strategy has, unless it is a mesh itself."""
+    own = devices(num_devices(strategy)) if isinstance(strategy, dict) else None
+    return lay_out(model, strategy, devices=own, **options)
+
+
+def build(strategy, optimizer=SGD, model=BLOCK_MODEL, *, rules=None, precision=FLOAT32, **options):
+    """Builds the step of a model on as many simulated devices as the strategy has."""
+    layouts = plan(strategy, model, rules=rules, precision=precision)
+    return build_step(model, optimizer, layouts, precision=precision, **options)
 
 
 def relative(value, reference):

@@ -23,11 +23,7 @@ def init(key):
     """Another matrix for every seed, of operations that compile fast."""
     index = jnp.arange(WIDTH * WIDTH, dtype=jnp.uint32) + jax.random.key_data(key)[-1]
     first = (index * jnp.uint32(2654435761) >> 8).astype(jnp.float32) * 2.0**-24 - 0.5
-    return {
-        "first": first.reshape(WIDTH, WIDTH),
-        "scale": jnp.ones(WIDTH),
-        "second": jnp.zeros((WIDTH, CLASSES)),
-    }
+    return {"first": first.reshape(WIDTH, WIDTH), "scale": jnp.ones(WIDTH), "second": jnp.zeros((WIDTH, CLASSES))}
 
 
 def loss(params, batch, key):

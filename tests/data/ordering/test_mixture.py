@@ -20,9 +20,7 @@ def part(number, size, **more):
 
 @pytest.fixture
 def mixed():
-    return mix(
-        [(part(number, size), weight) for number, (size, weight) in enumerate(zip(SIZES, (5, 3, 2), strict=True))]
-    )
+    return mix([(part(index, size), weight) for index, (size, weight) in enumerate(zip(SIZES, (5, 3, 2), strict=True))])
 
 
 def order(mixture, samples, seed=3):

@@ -54,9 +54,7 @@ def test_rejects_invalid_arrays(train, options, message):
 
 def test_npz_files(tmp_path):
     for name, first in (("b", 300), ("a", 0)):
-        np.savez(
-            tmp_path / f"{name}.npz", inputs=np.arange(first, first + 300.0), targets=np.arange(first, first + 300)
-        )
+        np.savez(tmp_path / f"{name}.npz", inputs=np.arange(300.0) + first, targets=np.arange(first, first + 300))
     config = DataConfig(source="arrays", files=(f"{tmp_path}/*.npz",), eval_fraction=0.1)
     splits = open_splits(config)
     assert splits.evaluation is not None

@@ -121,7 +121,6 @@ def test_checks_the_host_names_of_cpu_collectives(hosts, ips, says):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("10.0.0.1:1234,10.0.0.2:2345", 3, 0), "has 2 jobs, but num_processes is 3. Give one address per process"),
         (("a:1", 2, 2), r"process_id=2 must be in 0 \.\. num_processes - 1 = 1"),
         (("a:1", 0, 0), "num_processes=0 must be at least 1"),
         ((None, 1, -5), "process_id=-5 must be at least 0"),

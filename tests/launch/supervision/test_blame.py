@@ -50,41 +50,51 @@ def test_first_own_exit_is_the_cause(exits, tails, rank, code):
     assert (cause.rank, cause.exit_code, cause.witness) == (rank, code, rank)
 
 
+NO_SERVICE = [f"error: {without_service(Note(7, 'step', 4), 1, 3.0, 'timeouts.step')}"]
+BEHIND = told(Note(7, "step", 4), Note(6, "data", 4))
+
+
 @pytest.mark.parametrize(
     ("said", "rank"),
     [
-        (told(Note(7, "step", 4), Note(6, "data", 4)), 1),
+        (BEHIND, 1),
         (told(Note(7, "step", 4), Note(7, "step", 1), silent=[1]), 1),
         (told(Note(7, "step", 4), None, silent=[1]), 1),
         (told(Note(7, "step", 4), Note(6, "data", 4), Note(6, "data", 4), Note(6, "data", 4)), 1),
         (["error: Rank 1 on node-b did not come within 20 s (timeouts.rendezvous); 1 of 2 processes did."], 1),
         (["error: Ranks 1, 2 and 3 (nothing came from b) did not come within 20 s (timeouts.rendezvous);"], 1),
         (["error: rank 1 did not come to 'config' within 20 s (timeouts.rendezvous); 1 of 2 processes did."], 1),
+        (NO_SERVICE, 0),
     ],
 )
 def test_rank_named_by_a_witness_is_the_cause(said, rank):
-    cause = blame([Exit(0, 75), Exit(1, -9, stopped=True)], [said, [], [], []])
-    assert (cause.rank, cause.exit_code, cause.witness) == (rank, 75, 0)
-    assert "according to rank 0" in cause.how
-
-
-def test_process_without_its_service_is_named_by_another():
-    said = [f"error: {without_service(Note(7, 'step', 4), 1, 3.0, 'timeouts.step')}"]
-    cause = blame([Exit(0, -9, stopped=True), Exit(1, 75)], [[], said])
-    assert (cause.rank, cause.witness) == (0, 1)
+    tails = [[], [], [], []]
+    tails[1 - rank] = said
+    cause = blame([Exit(1 - rank, 75), Exit(rank, -9, stopped=True)], tails)
+    assert (cause.rank, cause.exit_code, cause.witness) == (rank, 75, 1 - rank)
+    assert f"according to rank {1 - rank}" in cause.how
 
 
 def test_named_rank_is_its_own_witness_if_it_ended():
-    said = told(Note(7, "step", 4), Note(6, "data", 4))
-    cause = blame([Exit(0, 75), Exit(1, 75)], [said, said])
+    cause = blame([Exit(0, 75), Exit(1, 75)], [BEHIND, BEHIND])
     assert (cause.rank, cause.witness) == (1, 1)
 
 
+IN_ONE_PLACE = told(Note(7, "step", 4), Note(7, "step", 4))
+OF_ANOTHER_RUN = ["error: Rank 5 did not come within 20 s (timeouts.x);"]
+GOT = ["got SIGTERM: all processes of the run stop after the same step"]
+
+
 @pytest.mark.parametrize(
-    "said", [told(Note(7, "step", 4), Note(7, "step", 4)), ["error: Rank 5 did not come within 20 s (timeouts.x);"]]
+    "tails",
+    [
+        [IN_ONE_PLACE] * 2,
+        [OF_ANOTHER_RUN] * 2,
+        [LOST, [*GOT, "ended by SIGTERM; the same command resumes"]],  # a second signal
+    ],
 )
-def test_first_exit_counts_if_all_wait_in_one_place_or_name_a_rank_of_another_run(said):
-    cause = blame([Exit(1, 75), Exit(0, 75)], [said, said])
+def test_first_exit_counts_if_no_rank_is_named(tails):
+    cause = blame([Exit(1, 75), Exit(0, 75)], tails)
     assert (cause.rank, cause.how.partition(",")[0]) == (1, "exit code 75")
 
 
@@ -99,7 +109,6 @@ def test_ranks_in_different_places_are_both_candidates():
     assert (killed.rank, killed.candidates) == (0, ())
 
 
-GOT = ["got SIGTERM: all processes of the run stop after the same step"]
 BITS = [
     "error: Step 8: devices that hold copies of the same array hold other bits:",
     "  params/layers/0/kernel: cpu:2049 (rank 1) has other bits than cpu:0 (rank 0), cpu:1 (rank 0), cpu:2048 (rank 1)",
@@ -122,11 +131,6 @@ def test_cause_of_a_common_end(tails, rank, how, candidates):
     assert (cause.rank, cause.how, cause.exit_code, cause.candidates) == (rank, how, 75, candidates)
     killed = blame([Exit(0, -9), Exit(1, 75)], tails)
     assert killed.how == "killed by SIGKILL"
-
-
-def test_second_signal_is_not_a_common_end():
-    cause = blame([Exit(1, 75), Exit(0, 75)], [LOST, [*GOT, "ended by SIGTERM; the same command resumes"]])
-    assert (cause.rank, cause.how.partition(",")[0]) == (1, "exit code 75")
 
 
 def test_stopped_process_is_the_cause():

@@ -5,9 +5,8 @@ from dataclasses import replace
 from functools import cache
 
 import jax.numpy as jnp
-import optax
 import pytest
-from spmdkit.parallel import FSDPConfig, build_step, census, lay_out, verify
+from spmdkit.parallel import FSDPConfig, census, verify
 from support import toy
 from support.order import unordered
 
@@ -38,8 +37,7 @@ def model(layers, unroll):
 def compiled(layers, unroll, data=1, accumulate=1, remat="none"):
     """The step, its program, and the whole blocks' worth of its temporaries; kept for all tests."""
     strategy = {"fsdp": FSDPConfig(size=4 // data, floor_bytes=1024), **({"data": data} if data > 1 else {})}
-    layouts = lay_out(model(layers, unroll), strategy, devices=toy.devices(4))
-    step = build_step(model(layers, unroll), optax.sgd(0.1), layouts, accumulate=accumulate, remat=remat)
+    step = toy.build(strategy, model=model(layers, unroll), accumulate=accumulate, remat=remat)
     program = step.compile(toy.abstract(toy.batch(0)))
     return step, program.as_text(), program.memory_analysis().temp_size_in_bytes / BLOCK_BYTES
 

@@ -6,7 +6,7 @@ from functools import cache
 import jax
 import optax
 import pytest
-from spmdkit.parallel import Precision, build_step, lay_out
+from spmdkit.parallel import Precision, build_step
 from spmdkit.parallel.executor.pipeline_loss import sent_in_a_step
 from spmdkit.parallel.pipeline import PipelineConfig
 from spmdkit.parallel.schedule.schedule_table import Kind
@@ -20,7 +20,7 @@ SHAPES = toy.abstract(toy.batch(0, MICROBATCH_ROWS))
 @cache
 def plan(schedule="1f1b", size=3):
     pipe = PipelineConfig(size=size, schedule=schedule, microbatches=6)
-    return lay_out(replace(BLOCK_MODEL), {"pipe": pipe}, devices=toy.devices(size))
+    return toy.plan({"pipe": pipe}, replace(BLOCK_MODEL))
 
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])

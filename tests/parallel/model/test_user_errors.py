@@ -11,13 +11,7 @@ import numpy as np
 import pytest
 from spmdkit.mesh import DeviceMesh, UserError
 from spmdkit.mesh.errors import SITE, docs_url
-from spmdkit.parallel.model.user_errors import (
-    accepts,
-    as_user_error,
-    describe_error,
-    locate_error,
-    locate_function,
-)
+from spmdkit.parallel.model.user_errors import accepts, as_user_error, describe_error, locate_error, locate_function
 
 
 class OwnError(UserError):

@@ -17,10 +17,7 @@ def group(S: int, M: int) -> int:
 FORMULAS = {
     "gpipe": (lambda S, M, V: 3 * (M + S - 1), lambda s, S, M, V: M),
     "1f1b": (lambda S, M, V: 3 * (M + S - 1), lambda s, S, M, V: S - s),
-    "interleaved_1f1b": (
-        lambda S, M, V: 3 * (M + (S - 1) / V),
-        lambda s, S, M, V: ((V - 1) * group(S, M) + S - s) / V,
-    ),
+    "interleaved_1f1b": (lambda S, M, V: 3 * (M + (S - 1) / V), lambda s, S, M, V: ((V - 1) * group(S, M) + S - s) / V),
     "zb_h1": (lambda S, M, V: 3 * M + S - 1, lambda s, S, M, V: S),
     "zbv": (
         lambda S, M, V: 3 * M + max((S - 1) / 2, 2 * S - 1 - M),

@@ -148,20 +148,12 @@ def test_functions_behind_others_are_found():
     check_loss(Model(init=Mine().init, loss=partial(lambda scale, *given: loss(*given), 2)), BATCH)
 
 
-@pytest.mark.parametrize(
-    ("result", "given"),
-    [
-        (lambda total, batch: total, "1 value, float32 ()"),
-        (lambda total, batch: (total * batch["weights"], batch["weights"]), "2 values, float32 (8,), float32 (8,)"),
-        (lambda total, batch: (batch["targets"].sum(), total), "a sum of dtype int32, which is not differentiable"),
-    ],
-)
-def test_rejects_invalid_loss_results(result, given):
+def test_rejects_invalid_loss_results():
     def wrong(params, batch, key):
-        return result(loss(params, batch, key)[0], batch)
+        return loss(params, batch, key)[0]
 
     message = of_loss(wrong)
-    assert f"model 'mine': loss, in {HERE}, line {wrong.__code__.co_firstlineno}, returns {given}" in message
+    assert f"model 'mine': loss, in {HERE}, line {line_of(wrong, 'def wrong')}, returns 1 value, float32 ()" in message
     assert (
         "a pair of floating-point scalars, (sum of loss x weight, sum of weights) over the rows it is given" in message
     )

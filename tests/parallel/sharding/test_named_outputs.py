@@ -5,12 +5,11 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from spmdkit.layouts import LayoutError
 from spmdkit.mesh.errors import UserError
 from spmdkit.models import MLPConfig, TransformerConfig, mlp, transformer
-from spmdkit.parallel import Model, build_step, lay_out
+from spmdkit.parallel import Model
 from support import toy
 
 from spmdkit import DeviceMesh, LayoutMap, ModelParallel, name_output
@@ -37,10 +36,8 @@ def forget():
     SEEN.clear()
 
 
-def make(strategy, rules=None, model=NAMED, devices=4, **options):
-    return build_step(
-        model, optax.sgd(0.1), lay_out(model, strategy, rules=rules, devices=toy.devices(devices), **options)
-    )
+def make(strategy, rules=None, model=NAMED):
+    return toy.build(strategy, model=model, rules=rules)
 
 
 def keras(axes=("batch", None, "model"), shape=(2, 2)):
@@ -62,7 +59,7 @@ def first_step(step):
 @pytest.fixture(scope="module")
 def expected():
     """What one device makes of it, which ignores names."""
-    return first_step(make({"data": 1}, devices=1))
+    return first_step(make({"data": 1}))
 
 
 def split_dims(sharding):
@@ -136,13 +133,13 @@ def test_a_jitted_layer_is_traced_for_each_step():
 
 def test_under_a_pipeline():
     rules = {"head/out": [None, "tensor"], **MLP}
-    step = make({"pipe": {"size": 3, "microbatches": 4}, "tensor": 2}, rules, devices=6)
+    step = make({"pipe": {"size": 3, "microbatches": 4}, "tensor": 2}, rules)
     text = step.lower(toy.abstract(toy.batch(0))).as_text()
     assert '[{}, {}, {"tensor"}]' in "".join(line for line in text.splitlines() if "sharding_constraint" in line)
 
 
 def test_an_axis_that_only_activations_name_is_in_use():
-    layouts = lay_out(NAMED, {"data": 2, "tensor": 2}, rules=MLP, devices=toy.devices(4))
+    layouts = toy.plan({"data": 2, "tensor": 2}, NAMED, rules=MLP)
     assert layouts.table.row("head/out").layout.used_axes == ()
 
 
@@ -229,10 +226,9 @@ MANUAL = {
 
 @pytest.mark.parametrize(("strategy", "axes", "message"), MANUAL.values(), ids=MANUAL)
 def test_rejects_manual_axes_in_rules(strategy, axes, message):
-    count = 3 if "pipe" in strategy else 4
     rules = {"blocks/mlp/output": axes, **(PARAMETERS if "tensor" in strategy else {})}
     with pytest.raises(LayoutError, match=message):
-        make(strategy, rules, devices=count)
+        make(strategy, rules)
 
 
 @pytest.mark.slow_cases("axes0", "axes2")

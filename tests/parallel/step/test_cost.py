@@ -24,8 +24,7 @@ BATCH = {
 
 
 def built(**options):
-    layouts = lay_out(MIXTURE, {"expert": 2, "context": 2, "tensor": 2}, devices=toy.devices(8))
-    return build_step(MIXTURE, optax.sgd(0.1), layouts, **options)
+    return toy.build({"expert": 2, "context": 2, "tensor": 2}, model=MIXTURE, **options)
 
 
 def test_every_line_of_the_model_belongs_to_one_strategy():
@@ -80,7 +79,7 @@ def test_a_pipeline_gathers_frozen_blocks_for_backward_too():
     model = freeze(toy.BLOCK_MODEL, ("embed/.*", "blocks/.*"))
     frozen = frozen_paths(("embed/.*", "blocks/.*"), jax.eval_shape(model.init, jax.random.key(0)))
     strategy, batch = {"pipe": {"size": 3, "microbatches": 3}, **FSDP}, toy.abstract(toy.batch(0, rows=12))
-    plans = [lay_out(model, strategy, devices=toy.devices(6), frozen=paths) for paths in (frozen, ())]
+    plans = [toy.plan(strategy, model, frozen=paths) for paths in (frozen, ())]
     costs = [merge(step_cost(model, plan, batch, "cpu")) for plan in plans]
     assert costs[0] != costs[1]
     assert costs[0][0] == costs[1][0] == Collective("all-gather", ("fsdp",), 20, 53_632)
@@ -146,5 +145,5 @@ def test_a_weight_that_a_metric_shares_with_the_loss_travels_with_both(strategy)
     model = Model(init=init, loss=loss, name="linear")
     dtypes = {"inputs": ((16, 8), "float32"), "targets": ((16,), "int32"), "weights": ((16,), "float32")}
     batch = {name: jax.ShapeDtypeStruct(*each) for name, each in dtypes.items()}
-    step = build_step(model, optax.sgd(0.1), lay_out(model, strategy, devices=toy.devices(2)))
+    step = toy.build(strategy, model=model)
     assert census(step.compile(batch).as_text(), step.plan.mesh) == step.cost(batch)

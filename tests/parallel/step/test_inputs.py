@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 from spmdkit.mesh.errors import UserError
-from spmdkit.parallel import BlockModel, FSDPConfig, Model, build_step, lay_out
+from spmdkit.parallel import FSDPConfig, Model
 from support import toy
 
 
@@ -27,9 +27,11 @@ def batch(rows=8):
     return {"inputs": np.ones((rows, 8), np.float32), "weights": np.ones(rows, np.float32)}
 
 
-def make(strategy=STRATEGY, optimizer=None, model=MODEL, devices=4, **options):
-    layouts = lay_out(model, strategy, devices=toy.devices(devices))
-    return build_step(model, optimizer or optax.adam(1e-3), layouts, **options)
+ADAM = optax.adam(1e-3)
+
+
+def make(strategy=STRATEGY, optimizer=ADAM, model=MODEL):
+    return toy.build(strategy, optimizer, model)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +141,7 @@ STATES = {
         lambda s: make({"fsdp": FSDPConfig(size=4, floor_bytes=0)}).init(0),
         r"'params/w' is .* on 4 devices \(fsdp=4\) as .*, expected .* \(data=2, fsdp=2\) as .*jax.device_put\(state",
     ),
-    "devices": (lambda s: make({"data": 2}, devices=2).init(0), r"'step' is .* on 2 devices.*expected .* on 4 devices"),
+    "devices": (lambda s: make({"data": 2}).init(0), r"'step' is .* on 2 devices.*expected .* on 4 devices"),
 }
 
 
@@ -156,7 +158,7 @@ def test_states_of_something_else(step, given, message, compiled):
     [
         (lambda s: s.init(0), "Expected parameters, got a whole state. Pass state.params."),
         (lambda s: {"v": np.zeros((8, 8))}, r"'w' is missing, expected float32\[8, 8\]"),
-        (lambda s: make({"data": 2}, devices=2).init(0).params, "'w' is .* on 2 devices.*expected .* on 4 devices"),
+        (lambda s: make({"data": 2}).init(0).params, "'w' is .* on 2 devices.*expected .* on 4 devices"),
     ],
 )
 def test_parameters_of_something_else(step, given, message):
@@ -165,8 +167,7 @@ def test_parameters_of_something_else(step, given, message):
 
 
 def test_a_pipeline_checks_its_microbatches():
-    model = BlockModel(init=toy.init, embed=toy.embed, block=toy.block, head=toy.head, num_blocks=toy.BLOCKS)
-    piped = make({"pipe": {"size": 3, "microbatches": 4}}, model=model, devices=3)
+    piped = make({"pipe": {"size": 3, "microbatches": 4}}, model=toy.BLOCK_MODEL)
     with pytest.raises(UserError, match=r"strategy.pipe.microbatches 4 .*6 % 4 = 2"):
         piped(piped.init(0), toy.batch(0, rows=6))
 

@@ -11,18 +11,17 @@ from spmdkit.mesh.errors import UserError
 from spmdkit.parallel import Model, Precision, build_step, census, lay_out
 from spmdkit.parallel.step.loss_scaling import LossScale, next_loss_scale
 from support import toy
-from support.rows import batches, first_params, model, num_devices, optimizer, row_named
+from support.rows import batches, first_params, model, optimizer, row_named
 
 ROWS = ("zero2-size4-accumulate", "transformer-pipe2-fsdp2-tensor2", "fsdp-prefetch-ring-full", "zero1-mlp")
 BY_GROUPS = {"data": {"size": 2, "local_steps": 2}, "fsdp": {"size": 2, "floor_bytes": 0}}
 COMPRESSED = {"data": {"size": 2, "compress": "int8"}, "fsdp": {"size": 2, "floor_bytes": 0}}
 
 
-def trained(own, strategy, given, params, devices, dtype="float64", steps=2, **options):
+def trained(own, strategy, given, params, dtype="float64", steps=2, **options):
     """The step, its last state and all metrics; AdamW that leaves gradients in its state."""
     precision = Precision(params=dtype, compute=dtype, reduce=dtype, loss_scale=options.pop("loss_scale"))
-    layouts = lay_out(own, strategy, devices=toy.devices(devices), precision=precision)
-    step = build_step(own, optimizer(), layouts, clip_norm=0.5, precision=precision, **options)
+    step = toy.build(strategy, optimizer(), own, clip_norm=0.5, precision=precision, **options)
     state, found = step.init(0, params), []
     for batch in given[:steps]:
         state, metrics = step(state, batch)
@@ -40,7 +39,7 @@ def assert_same_bits(found, expected):
 def test_a_power_of_two_changes_no_bit(name, float64):
     row = row_named(name)
     own, given, params = model(row.kind, row.layers), batches(row.kind == "mlp"), first_params(row.kind, row.layers)
-    shared = own, row.strategy, given, params, num_devices(row)
+    shared = own, row.strategy, given, params
     options = {"accumulate": row.accumulate, "remat": row.remat}
     _, plain, metrics = trained(*shared, loss_scale="none", **options)
     step, scaled, scaled_metrics = trained(*shared, loss_scale="dynamic", **options)
@@ -55,8 +54,8 @@ def test_a_power_of_two_changes_no_bit(name, float64):
 @pytest.mark.parametrize("strategy", [BY_GROUPS, COMPRESSED], ids=["local_steps", "compressed"])
 def test_nor_does_it_over_slow_links(strategy):
     shared = toy.BLOCK_MODEL, strategy, [toy.batch(seed) for seed in range(2)], None
-    _, plain, metrics = trained(*shared, 4, "float32", loss_scale="none")
-    _, scaled, scaled_metrics = trained(*shared, 4, "float32", loss_scale="dynamic")
+    _, plain, metrics = trained(*shared, "float32", loss_scale="none")
+    _, scaled, scaled_metrics = trained(*shared, "float32", loss_scale="dynamic")
     assert_same_bits(scaled._replace(loss_scale=()), plain)
     assert_same_bits([each._replace(loss_scale=()) for each in scaled_metrics], metrics)
 
@@ -140,14 +139,11 @@ def test_the_scale_stays_within_bounds():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "devices"),
-    [({"data": {"size": 2, "local_steps": 2}}, 2), ({"data": {"size": 8, "compress": "int8"}}, 8)],
+    "strategy", [{"data": {"size": 2, "local_steps": 2}}, {"data": {"size": 8, "compress": "int8"}}]
 )
-def test_skipped_updates_keep_errors_and_copies(strategy, devices):
+def test_skipped_updates_keep_errors_and_copies(strategy):
     """The copies of a group whose own gradients were finite, and what compression owes."""
-    dtypes = Precision(compute="float16")
-    layouts = lay_out(TINY_MODEL, strategy, devices=toy.devices(devices), precision=dtypes)
-    step = build_step(TINY_MODEL, optax.adam(0.125), layouts, precision=dtypes)
+    step = toy.build(strategy, optax.adam(0.125), TINY_MODEL, precision=Precision(compute="float16"))
     state, _ = step(step.init(0), rows())
     state, _ = step(state, rows())
     before = jax.device_get(state)
@@ -185,9 +181,8 @@ def test_sums_in_float16_come_down_to_what_it_holds():
         return (batch["weights"] * params["scale"]).sum(), batch["weights"].sum()
 
     own = Model(init=lambda key: {"scale": jnp.ones(())}, loss=loss)
-    precision, batch = Precision(reduce="float16"), {"weights": np.full(8, 50_000.0, np.float32)}
-    layouts = lay_out(own, {"data": 2}, precision=precision, devices=toy.devices(2))
-    step = build_step(own, optax.sgd(0.5), layouts, precision=precision)
+    batch = {"weights": np.full(8, 50_000.0, np.float32)}
+    step = toy.build({"data": 2}, optax.sgd(0.5), own, precision=Precision(reduce="float16"))
     state = step.init(0)
     for _ in range(22):
         state, metrics = step(state, batch)

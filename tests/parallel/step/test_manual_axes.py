@@ -51,7 +51,7 @@ MESHES = {"the step's": DeviceMesh.of(toy.devices(4), tensor=4), "its own": None
 def test_tensor_alone(given):
     own = jax.make_mesh((4,), ("tensor",), devices=jax.devices()[:4], axis_types=(AxisType.Auto,))
     by_hand = model(mesh=given.backend_mesh if given else own)
-    step = build_step(by_hand, optax.sgd(0.1), lay_out(by_hand, {"tensor": 4}, rules=RULES, devices=toy.devices(4)))
+    step = toy.build({"tensor": 4}, model=by_hand, rules=RULES)
     state = step.init(0)
     params = jax.device_get(state.params)
     (total, weight), expected = jax.jit(jax.value_and_grad(lambda p: plain(p, batch(), None), has_aux=True))(params)
@@ -65,8 +65,7 @@ def test_tensor_alone(given):
 
 def test_nested_shard_map_is_one_message():
     by_hand = model(axis_names={"tensor"})
-    layouts = lay_out(by_hand, {"data": 2, "tensor": 2}, rules=RULES, devices=toy.devices(4))
-    step = build_step(by_hand, optax.sgd(0.1), layouts)
+    step = toy.build({"data": 2, "tensor": 2}, model=by_hand, rules=RULES)
     with pytest.raises(UserError, match=r"calls jax.shard_map inside the step.*strategy: \{tensor: 8\} alone"):
         step(step.init(0), batch())
     with pytest.raises(UserError, match=r"calls jax.shard_map inside the step"):  # as the command line does

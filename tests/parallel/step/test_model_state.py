@@ -5,11 +5,10 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax import lax
 from spmdkit.mesh.errors import UserError
-from spmdkit.parallel import FSDPConfig, LossSums, Model, Precision, batch_axes, build_step, lay_out, verify
+from spmdkit.parallel import FSDPConfig, LossSums, Model, Precision, batch_axes, verify
 from spmdkit.parallel.sharding.model_errors import ModelError, abstract_state, check_loss
 from support import toy
 
@@ -73,7 +72,7 @@ def plain_steps(accumulate):
                     found = loss(params, rows, 0, state, axes=lambda: ())
                     return found.total, found
 
-                (_, found), new = jax.value_and_grad(one, has_aux=True)(params)
+                (_, found), new = jax.jit(jax.value_and_grad(one, has_aux=True))(params)
                 state, total, weight = found.state, total + found.total, weight + found.weight
                 hits += found.metrics["near"][0]
                 gradients = jax.tree.map(np.add, gradients, new)
@@ -87,8 +86,7 @@ def plain_steps(accumulate):
 def steps_on(mesh, accumulate, model=MODEL):
     start, *_ = plain_steps(accumulate)
     with jax.enable_x64(True):
-        plan = lay_out(model, MESHES[mesh], precision=FLOAT64, devices=toy.devices(4))
-        step = build_step(model, optax.sgd(0.1), plan, accumulate=accumulate, precision=FLOAT64)
+        step = toy.build(MESHES[mesh], model=model, accumulate=accumulate, precision=FLOAT64)
         state, losses, near = step.init(0, params=start), [], []
         for seed in range(2):
             state, metrics = step(state, batch(seed))
@@ -136,14 +134,14 @@ def test_verify_finds_a_state_that_is_not_of_all_rows():
 
 
 def test_evaluation_requires_the_state():
-    step = build_step(MODEL, optax.sgd(0.1), lay_out(MODEL, {"data": 2}, devices=toy.devices(2)))
+    step = toy.build({"data": 2}, model=MODEL)
     state = step.init(0)
     with pytest.raises(UserError, match=r"needs\. Pass it too: step\.evaluate\(state\.params, batch, state\.model_"):
         step.evaluate(state.params, batch(0))
 
 
 def test_a_step_whose_gradients_are_not_finite_leaves_the_state():
-    step = build_step(MODEL, optax.sgd(0.1), lay_out(MODEL, {"data": 2}, devices=toy.devices(2)))
+    step = toy.build({"data": 2}, model=MODEL)
     state = step.init(0)
     before = jax.device_get(state.model_state)
     rows = {name: array.astype("float32") if array.dtype == float else array for name, array in batch(0).items()}
@@ -154,7 +152,7 @@ def test_a_step_whose_gradients_are_not_finite_leaves_the_state():
 
 def test_local_steps_and_a_state_do_not_combine():
     with pytest.raises(UserError, match=r"model 'norm' has a state .* Set strategy\.data\.local_steps to 0"):
-        lay_out(MODEL, {"data": {"size": 2, "local_steps": 2}}, devices=toy.devices(2))
+        toy.plan({"data": {"size": 2, "local_steps": 2}}, MODEL)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from spmdkit.parallel import FSDPConfig, build_step, lay_out
+from spmdkit.parallel import FSDPConfig
 from spmdkit.parallel.pipeline import PipelineConfig
 from spmdkit.parallel.sharding.stored_order import stored_order
 from spmdkit.parallel.step.state import reduce_model_state
@@ -17,8 +17,7 @@ from support.verification import BLOCK_MODEL
 
 @pytest.fixture(scope="module")
 def step():
-    layouts = lay_out(BLOCK_MODEL, {"fsdp": FSDPConfig(size=2, floor_bytes=256)}, devices=toy.devices(2))
-    return build_step(BLOCK_MODEL, optax.adamw(1e-3), layouts)
+    return toy.build({"fsdp": FSDPConfig(size=2, floor_bytes=256)}, optax.adamw(1e-3), BLOCK_MODEL)
 
 
 def test_devices_agree_on_the_mean_of_numbers_and_the_maximum_of_counts():
@@ -37,19 +36,16 @@ def test_an_abstract_state_is_that_of_the_first_one(step):
 
 
 GIVEN = {
-    "data": (4, {"data": 4}),
-    "fsdp x data": (8, {"fsdp": FSDPConfig(size=4, floor_bytes=0), "data": 2}),
-    "zero 1": (4, {"data": {"size": 4, "zero": 1}}),
-    "local steps": (2, {"data": {"size": 2, "local_steps": 2}}),
-    "uneven stages": (4, {"pipe": PipelineConfig(size=2, microbatches=2), "fsdp": FSDPConfig(size=2, floor_bytes=0)}),
+    "data": {"data": 4},
+    "fsdp x data": {"fsdp": FSDPConfig(size=4, floor_bytes=0), "data": 2},
+    "zero 1": {"data": {"size": 4, "zero": 1}},
+    "local steps": {"data": {"size": 2, "local_steps": 2}},
+    "uneven stages": {"pipe": PipelineConfig(size=2, microbatches=2), "fsdp": FSDPConfig(size=2, floor_bytes=0)},
 }
 
 
 def step_on(name):
-    devices, strategy = GIVEN[name]
-    return build_step(
-        toy.BLOCK_MODEL, optax.adamw(1e-2), lay_out(toy.BLOCK_MODEL, strategy, devices=toy.devices(devices))
-    )
+    return toy.build(GIVEN[name], optax.adamw(1e-2))
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from support import toy
 
 STEPS = 4
 MESHES = {
-    "one device": ({"data": 1}, 1),
-    "data x fsdp": ({"data": 2, "fsdp": FSDPConfig(size=2, floor_bytes=0)}, 4),
-    "zero": ({"data": {"size": 2, "zero": 1, "floor_bytes": 0}}, 2),
+    "one device": {"data": 1},
+    "data x fsdp": {"data": 2, "fsdp": FSDPConfig(size=2, floor_bytes=0)},
+    "zero": {"data": {"size": 2, "zero": 1, "floor_bytes": 0}},
 }
 
 
@@ -36,12 +36,6 @@ def wants_gradient():
 
 
 OPTIMIZERS = {"reduce_on_plateau": plateau, "polyak": polyak, "grad": wants_gradient}
-
-
-def make(strategy, devices, optimizer):
-    return build_step(
-        toy.PLAIN_MODEL, optimizer, lay_out(toy.PLAIN_MODEL, strategy, devices=toy.devices(devices)), clip_norm=0.5
-    )
 
 
 def by_hand(optimizer):
@@ -74,9 +68,9 @@ def expected():
 @pytest.mark.slow
 @pytest.mark.long_cases("one device-reduce_on_plateau")
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize(("strategy", "devices"), MESHES.values(), ids=MESHES)
-def test_the_loss_is_given_on_every_mesh(expected, strategy, devices, name):
-    step = make(strategy, devices, OPTIMIZERS[name]())
+@pytest.mark.parametrize("strategy", MESHES.values(), ids=MESHES)
+def test_the_loss_is_given_on_every_mesh(expected, strategy, name):
+    step = toy.build(strategy, OPTIMIZERS[name](), toy.PLAIN_MODEL, clip_norm=0.5)
     state = step.init(0)
     for _ in range(STEPS):
         state, _ = step(state, toy.batch(0))
@@ -89,8 +83,7 @@ def test_the_loss_is_given_on_every_mesh(expected, strategy, devices, name):
 
 @pytest.mark.slow
 def test_local_steps_give_each_group_the_loss_of_its_own_rows():
-    layouts = lay_out(toy.PLAIN_MODEL, {"data": {"size": 2, "local_steps": 4}}, devices=toy.devices(2))
-    step = build_step(toy.PLAIN_MODEL, wants_gradient(), layouts)
+    step = toy.build({"data": {"size": 2, "local_steps": 4}}, wants_gradient(), toy.PLAIN_MODEL)
     state, batch = step.init(0), toy.batch(0)
     params = jax.device_get(state.params)
     after = jax.device_get(step(state, batch)[0].extra.copies)
@@ -150,7 +143,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("optimizer", "message"), REFUSED.values(), ids=REFUSED)
 def test_rejects_unsupported_optimizers(optimizer, message):
-    step = make({"data": 1}, 1, optimizer)
+    step = toy.build({"data": 1}, optimizer, toy.PLAIN_MODEL)
     with pytest.raises(UserError, match=message):
         step.lower(toy.abstract(toy.batch(0)))
 
@@ -160,4 +153,4 @@ def test_keeps_errors_of_the_optimizer():
         raise TypeError("mine")
 
     with pytest.raises(TypeError, match="mine"):
-        make({"data": 1}, 1, broken(update)).lower(toy.abstract(toy.batch(0)))
+        toy.build({"data": 1}, broken(update), toy.PLAIN_MODEL).lower(toy.abstract(toy.batch(0)))

@@ -1,5 +1,6 @@
 """Collectives of a step are those predicted, under any optimizer, and one too many or too few is found."""
 
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -7,12 +8,9 @@ import jax.numpy as jnp
 import optax
 import pytest
 from jax import lax
-from spmdkit.parallel import BlockModel, DataParallelConfig, FSDPConfig, Model, build_step, lay_out
+from spmdkit.parallel import DataParallelConfig, FSDPConfig, Model
 from spmdkit.parallel.step import train_step as step_file
-from spmdkit.parallel.verification.collective_check import (
-    check_collectives,
-    combines_elements,
-)
+from spmdkit.parallel.verification.collective_check import check_collectives, combines_elements
 from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
 from support import toy
 
@@ -57,8 +55,7 @@ def optimizer(name):
 
 
 def step_of(name, strategy, model=MODEL):
-    layouts = lay_out(model, STRATEGIES[strategy], devices=toy.devices(2))
-    return build_step(model, optimizer(name), layouts)
+    return toy.build(STRATEGIES[strategy], optimizer(name), model)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -83,8 +80,7 @@ def test_compares_no_bytes_of_shards_that_xla_moves():
     """Both axes split one dim, so a gather over one of them moves more than its shards."""
     strategy = {"fsdp": FSDPConfig(size=2, floor_bytes=512), "tensor": {"size": 2, "explicit": False}}
     rules = {"blocks/down": (None, None, ("tensor", "fsdp"))}
-    layouts = lay_out(toy.BLOCK_MODEL, strategy, rules=rules, devices=toy.devices(4))
-    result = check_collectives(build_step(toy.BLOCK_MODEL, optax.sgd(0.1), layouts), toy.batch(0))
+    result = check_collectives(toy.build(strategy, rules=rules), toy.batch(0))
     assert set(result.predicted) - set(result.found), "the bytes differ"
     assert result.unexpected == ()
 
@@ -93,10 +89,8 @@ def test_accepts_partly_frozen_block():
     def block(params, x, key):
         return toy.block({**params, "up": lax.stop_gradient(params["up"])}, x, key)
 
-    model = BlockModel(init=toy.init, embed=toy.embed, block=block, head=toy.head, num_blocks=toy.BLOCKS)
-    layouts = lay_out(model, STRATEGIES["fsdp"], devices=toy.devices(2))
-    step = build_step(model, optax.adamw(1e-3), layouts)
-    batch = toy.batch(0, rows=4)
+    model = replace(toy.BLOCK_MODEL, block=block)
+    step, batch = toy.build(STRATEGIES["fsdp"], optax.adamw(1e-3), model), toy.batch(0, rows=4)
     assert check_collectives(step, batch, frozen=("blocks/up",)).unexpected == ()
     assert check_collectives(step, batch, frozen=("blocks/scale",)).unexpected != ()
 
@@ -146,11 +140,8 @@ SORTED = optax.stateless(lambda updates, params: jax.tree.map(lambda leaf: jnp.s
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "across"),
-    [(optax.adamw(1e-3), False), (ACROSS, True), (SORTED, True)],
-    ids=["adam", "mean", "sort"],
+    ("optimizer", "across"), [(optax.adamw(1e-3), False), (ACROSS, True), (SORTED, True)], ids=["adam", "mean", "sort"]
 )
 def test_detects_optimizer_that_combines_elements(optimizer, across):
     """Operations that change shapes, and those that do not and look across all the same."""
-    layouts = lay_out(MODEL, STRATEGIES["fsdp"], devices=toy.devices(2))
-    assert combines_elements(build_step(MODEL, optimizer, layouts)) == across
+    assert combines_elements(toy.build(STRATEGIES["fsdp"], optimizer, MODEL)) == across

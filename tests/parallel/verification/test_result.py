@@ -46,10 +46,7 @@ AGREES = Verification(
 )
 TRIP = RoundTrip(restored_onto={"fsdp": 2}, arrays=7, differing=(), next_step_rel=0.0)
 BEYOND = replace(
-    AGREES,
-    errors={**ERRORS, "evaluation": Measured(1e-16, 1e-9)},
-    round_trip=TRIP,
-    future=Future(positions=(0, 3, 6)),
+    AGREES, errors={**ERRORS, "evaluation": Measured(1e-16, 1e-9)}, round_trip=TRIP, future=Future(positions=(0, 3, 6))
 )
 """The same with the checks after the steps."""
 OFF = Difference(what="gradients", where="first", relative=0.5, hint="Devices hold different values.")

@@ -8,7 +8,7 @@ import optax
 import pytest
 from jax import lax
 from spmdkit.mesh.device_mesh import DeviceMesh
-from spmdkit.parallel import Collective, FSDPConfig, Precision, build_step, census, lay_out
+from spmdkit.parallel import Collective, FSDPConfig, Precision, census
 from spmdkit.parallel.xla.census import Call, calls_of, computations_of
 from support import toy
 
@@ -18,11 +18,10 @@ SCALE_BYTES = 3 * 16 * 4  # the scales of three blocks, under the floor
 SCALARS = 2 * 4  # loss and weight
 
 
-def found(strategy, model=toy.BLOCK_MODEL, num_devices=8, **options):
-    layouts = lay_out(model, strategy, devices=toy.devices(num_devices))
-    step = build_step(model, optax.adamw(1e-2), layouts, **options)
+def found(strategy, model=toy.BLOCK_MODEL, **options):
+    step = toy.build(strategy, optax.adamw(1e-2), model, **options)
     compiled = step.lower(toy.abstract(toy.batch(0))).compile()
-    lines = census(compiled.as_text(), layouts.mesh)
+    lines = census(compiled.as_text(), step.plan.mesh)
     assert lines == step.cost()
     return list(lines)
 
@@ -32,7 +31,7 @@ def fsdp(size):
 
 
 def test_one_device_is_silent():
-    assert found({"data": 1}, num_devices=1) == []
+    assert found({"data": 1}) == []
 
 
 @pytest.mark.slow_cases("dots", "none")
@@ -48,12 +47,7 @@ def test_fsdp_gathers_twice_and_scatters_once_a_block(remat):
 def test_bfloat16_gathers_travel_as_float32_on_cpu():
     lines = found({"fsdp": fsdp(8)}, precision=Precision(compute="bfloat16"))
     assert lines[0].bytes == 2 * 3 * BLOCK_BYTES + OUTER_BYTES
-    step = build_step(
-        toy.BLOCK_MODEL,
-        optax.sgd(1.0),
-        lay_out(toy.BLOCK_MODEL, {"fsdp": fsdp(8)}),
-        precision=Precision(compute="bfloat16"),
-    )
+    step = toy.build({"fsdp": fsdp(8)}, precision=Precision(compute="bfloat16"))
     assert step.cost(platform="cuda")[0].bytes == (2 * 3 * BLOCK_BYTES + OUTER_BYTES) // 2
 
 

@@ -5,13 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from spmdkit.parallel.xla.error_texts import (
-    NESTED,
-    NOT_AN_ARRAY,
-    UNTYPED,
-    differing_result,
-    matches,
-)
+from spmdkit.parallel.xla.error_texts import NESTED, NOT_AN_ARRAY, UNTYPED, differing_result, matches
 from support import toy
 
 

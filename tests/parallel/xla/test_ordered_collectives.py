@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
-from spmdkit.parallel import build_step, lay_out
 from spmdkit.parallel.blocks.gathered_block import save_arithmetic
 from spmdkit.parallel.xla.ordered_collectives import order_after, order_block, scatter_first
 from support import rows, toy
@@ -77,8 +76,7 @@ def test_evaluation_is_ordered(name):
     """The table checks the step of every row; this checks the evaluation of rows that need ordering."""
     row = rows.row_named(name)
     own = rows.model(row.kind, row.layers, row.dropout)
-    layouts = lay_out(own, row.strategy, devices=toy.devices(rows.num_devices(row)))
-    step = build_step(own, rows.optimizer(), layouts, remat=row.remat)
+    step = toy.build(row.strategy, rows.optimizer(), own, remat=row.remat)
     batch = toy.abstract(rows.batches(row.kind == "mlp")[0])
     evaluate = jax.jit(step.evaluate).lower(step.abstract_state().params, batch)
     assert unordered(evaluate.compile().as_text()) == []

@@ -6,12 +6,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 from spmdkit.models.transformer import transformer
 from spmdkit.models.transformer_config import TransformerConfig
-from spmdkit.parallel import FSDPConfig, build_step, census, lay_out
+from spmdkit.parallel import FSDPConfig, build_step, census
 from spmdkit.parallel.pipeline import PipelineConfig
 from spmdkit.parallel.tensor import TensorConfig
 from spmdkit.parallel.xla.platform import TRICKS, by_platform, scope
@@ -55,10 +54,7 @@ def step_of(name):
     case = CASES[name]
     sizes = {"width": 16, "heads": 4, "kv_heads": 2, "mlp_width": 32}
     model = transformer(TransformerConfig(vocabulary=toy.VOCABULARY, length=toy.LENGTH, layers=case.layers, **sizes))
-    layouts = lay_out(
-        model, case.strategy, devices=toy.devices(int(np.prod([getattr(x, "size", x) for x in case.strategy.values()])))
-    )
-    return build_step(model, optax.sgd(0.1), layouts)
+    return toy.build(case.strategy, model=model)
 
 
 @cache

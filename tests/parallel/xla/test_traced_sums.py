@@ -41,11 +41,7 @@ def looped(x):
 
 def of_several(x):
     """Two kinds, two sets of axes, whole numbers and others: none is combined with another."""
-    return (
-        lax.psum(x, "data") * lax.pmax(x, "data"),
-        lax.psum(x, "fsdp"),
-        lax.psum(x.astype(jnp.int32), "fsdp"),
-    )
+    return (lax.psum(x, "data") * lax.pmax(x, "data"), lax.psum(x, "fsdp"), lax.psum(x.astype(jnp.int32), "fsdp"))
 
 
 def gradient(x):

@@ -36,11 +36,7 @@ def test_a_config_that_was_not_trained(tmp_path):
         find_run(config)
 
 
-def test_what_there_is_instead_is_named(config, folder, tmp_path):
-    with pytest.raises(CheckpointError, match=r"No checkpoint of step 5 in .*; there are: 4, 8\."):
-        find_run(folder, 5)
-    with pytest.raises(CheckpointError, match=r"There is no .*/none\. Give the directory of a run"):
-        find_run(tmp_path / "none")
+def test_what_there_is_instead_is_named(folder, tmp_path):
     new = tmp_path / "new"
     new.mkdir()
     shutil.copy(folder / "config.yaml", new)

@@ -266,7 +266,6 @@ def test_a_run_of_hugging_face_is_exported_as_one(tmp_path, capsys):
     first = write_language_config(tmp_path, model=TRANSFORMER, strategy={"data": 8})
     assert main(["train", str(first), "train.steps=1", "sample.length=0"]) == 0
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "base"), "--to", "hugging_face"]) == 0
-    (tmp_path / "tuned").mkdir()
     model = {"name": "hugging_face", "folder": str(tmp_path / "base")}
     config = write_language_config(tmp_path / "tuned", model=model, strategy={"data": 8})
     assert main(["train", str(config), "train.steps=1", "sample.length=0"]) == 0

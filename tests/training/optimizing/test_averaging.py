@@ -6,11 +6,11 @@ import numpy as np
 import optax
 import pytest
 from spmdkit.models.frozen import freeze
-from spmdkit.parallel import Precision, build_step, census, lay_out
+from spmdkit.parallel import Precision, census
 from spmdkit.training.optimizing.averaging import EMAConfig, average_reader, averaged
 from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
 from support import toy
-from support.rows import batches, model, num_devices, row_named
+from support.rows import batches, model, row_named
 
 FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
 STRATEGIES = {
@@ -26,10 +26,9 @@ def in_numpy(average, params, number, decay):
     return jax.tree.map(lambda old, new: (1 - weight) * old + weight * new, average, params)
 
 
-def check(own, strategy, given, devices, decay=0.8):
-    layouts = lay_out(own, strategy, devices=toy.devices(devices), precision=FLOAT64)
-    step = build_step(own, averaged(optax.adamw(0.05), decay), layouts, precision=FLOAT64)
-    read, state = average_reader(layouts), step.init(0)
+def check(own, strategy, given, decay=0.8):
+    step = toy.build(strategy, averaged(optax.adamw(0.05), decay), own, precision=FLOAT64)
+    layouts, read, state = step.plan, average_reader(step.plan), step.init(0)
     expected = jax.device_get(state.params)
     for number, batch in enumerate(given, 1):
         state, _ = step(state, batch)
@@ -50,7 +49,7 @@ def check(own, strategy, given, devices, decay=0.8):
     "name", ["data-fsdp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero1", "zero2-fsdp"))]
 )
 def test_average_equals_numpy(name, float64):
-    check(toy.BLOCK_MODEL, STRATEGIES[name], [toy.batch(seed) for seed in range(3)], 4)
+    check(toy.BLOCK_MODEL, STRATEGIES[name], [toy.batch(seed) for seed in range(3)])
 
 
 @pytest.mark.long_cases("moe-data2-expert2-context2", "transformer-pipe2-fsdp2-tensor2", "zbv-4")
@@ -58,7 +57,7 @@ def test_average_equals_numpy(name, float64):
 @pytest.mark.parametrize("name", ["transformer-pipe2-fsdp2-tensor2", "zbv-4", "moe-data2-expert2-context2"])
 def test_average_of_a_split_model_equals_numpy(name, float64):
     row = row_named(name)
-    check(model(row.kind, row.layers), row.strategy, batches(False)[:2], num_devices(row))
+    check(model(row.kind, row.layers), row.strategy, batches(False)[:2])
 
 
 PARAMS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(3, np.float32)}
@@ -95,9 +94,8 @@ def test_skipped_updates_do_not_count():
 
 @pytest.mark.slow
 def test_updates_skipped_by_loss_scaling_do_not_count():
-    precision = Precision(loss_scale="dynamic")
-    plan = lay_out(toy.PLAIN_MODEL, {"data": 2}, devices=toy.devices(2))
-    step = build_step(toy.PLAIN_MODEL, averaged(optax.sgd(0.1), 0.9), plan, precision=precision)
+    optimizer, precision = averaged(toy.SGD, 0.9), Precision(loss_scale="dynamic")
+    step = toy.build({"data": 2}, optimizer, toy.PLAIN_MODEL, precision=precision)
     state, _ = step(step.init(0), toy.batch(0))
     before = jax.device_get(state.opt_state)
     bad = toy.batch(1)
@@ -111,11 +109,10 @@ def test_frozen_parameters_are_their_own_average():
     own = freeze(toy.BLOCK_MODEL, ("embed/.*",))
     config = OptimizerConfig(name="sgd", learning_rate=0.5, freeze=("embed/.*",), ema=EMAConfig(decay=0.9))
     shapes = jax.eval_shape(own.init, jax.random.key(0))
-    layouts = lay_out(own, {"data": 2}, devices=toy.devices(2))
-    step = build_step(own, make_optimizer(config, 10, shapes), layouts)
+    step = toy.build({"data": 2}, make_optimizer(config, 10, shapes), own)
     state, _ = step(step.init(0), toy.batch(0))
     assert not jax.tree.leaves(state.opt_state.average["embed"])
-    found = average_reader(layouts)(state)
+    found = average_reader(step.plan)(state)
     np.testing.assert_array_equal(found["embed"]["table"], state.params["embed"]["table"])
     assert (np.asarray(found["head"]["out"]) != np.asarray(state.params["head"]["out"])).any()
 

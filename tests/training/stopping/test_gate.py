@@ -11,13 +11,7 @@ from spmdkit.launch.supervision.blame import Exit, find_cause
 from spmdkit.mesh import processes as coordination
 from spmdkit.training.stopping import gate as stopping
 from spmdkit.training.stopping.gate import SIGNALS, Gate, stops_on_signals
-
-
-def until(condition, seconds=5):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+from support.processes import wait_for
 
 
 def test_processes_behind_continue_to_the_last_step():
@@ -197,11 +191,11 @@ def test_signal_closes_the_gate_once(number):
         with stops_on_signals() as gate:
             assert gate.passes(1)
             os.kill(os.getpid(), number)
-            until(lambda: gate.reason)
+            wait_for(lambda: gate.reason)
             assert not gate.passes(2)
             assert (gate.reason, seen) == (number.name, [])
             os.kill(os.getpid(), number)
-            until(lambda: seen)
+            wait_for(lambda: seen)
         assert signal.getsignal(number)(0, None) is None
         assert seen == ["theirs", "theirs"], "the handler of before is back"
     finally:

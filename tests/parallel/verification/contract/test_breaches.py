@@ -291,17 +291,7 @@ def test_ignores_choices_that_few_bits_flip():
             "out": jax.random.normal(out, (32, 32)) / 4,
         }
 
-    assert found(nearest, language(length=64), make=make) == ()
-
-
-def language(rows=4, length=8):
-    random = np.random.default_rng(0)
-    return {
-        "inputs": random.integers(0, 32, (rows, length)).astype(np.int32),
-        "targets": random.integers(0, 32, (rows, length)).astype(np.int32),
-        "weights": (random.random((rows, length)) < 0.7).astype(np.float32),
-        "example": np.arange(7, 7 + rows, dtype=np.int64),
-    }
+    assert found(nearest, toy.batch(0, 4, length=64), make=make) == ()
 
 
 @pytest.mark.slow

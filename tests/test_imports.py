@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_CODE_LINES = {
-    "mesh": 895,
+    "mesh": 898,
     "layouts": 1105,
     "parallel": 7690,
     "models": 2425,

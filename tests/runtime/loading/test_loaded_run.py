@@ -51,7 +51,7 @@ def rows(number: int = ROWS) -> dict[str, np.ndarray]:
     return {"inputs": inputs, "targets": random.integers(0, 10, number).astype(np.int32)}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # a process imports `finished_counting` once
 def counting(tmp_path_factory):
     """The folder of a run whose loss counts mistakes: a whole number, which no order of sums can change."""
     folder = tmp_path_factory.mktemp("counting")

@@ -97,7 +97,7 @@ class Ends(Stack):
         """Runs all blocks and the embedding backward; returns the gradients of the arguments of `all_forward`."""
         (shards, pull, inputs, last, params, key_data), final = saved, self.num_blocks - 1
 
-        def differentiate(index: Array | int, dx: list[Array]) -> tuple[list[Array], Params]:
+        def differentiate(shards: Shards, index: Array | int, dx: list[Array]) -> tuple[list[Array], Params]:
             x = jax.tree.map(lambda leaf: leaf[index], inputs)
             return self.differentiate(self.gather(shards, index, done=dx), x, self.key_of(key_data, index), dx)
 
@@ -108,7 +108,7 @@ class Ends(Stack):
         def turn(carry: Any, index: Array) -> tuple[Any, None]:
             dx, later, gradients = carry
             gradients = place(gradients, later, index + 1, done=dx)
-            return (*differentiate(index, dx), gradients), None
+            return (*differentiate(shards, index, dx), gradients), None
 
         dy = [leaf for leaf in jax.tree.leaves(gradient[0]) if leaf.dtype != jax.dtypes.float0]
         differentiable, others = split_differentiable(last)
@@ -117,7 +117,7 @@ class Ends(Stack):
         carry = _after(gradient[1], dx), own, jax.tree.map(jnp.zeros_like, shards[0])
         (dx, own, gradients), _ = lax.scan(turn, carry, jnp.arange(1, final), reverse=True)
         gradients = place(gradients, own, 1, done=dx)
-        dx, own = differentiate(0, dx)
+        dx, own = differentiate(_after(dx, shards), 0, dx)  # otherwise XLA keeps the first block whole since forward
         (embedding,) = pull(_after(gradients, dx))
         gradients = place(gradients, _after(embedding, own), 0, done=dx)
         return (gradients, None), embedding, gradient[1], None, None, None, None

@@ -22,7 +22,7 @@ from ..mesh.errors import UserError
 from ..mesh.targets import compiling_for
 from ..parallel.sharding.strategies import option_types
 from ..parallel.xla.graph import equations, inner_programs
-from ..parallel.xla.primitives import COLLECTIVES, GATHERS, PRODUCTS, REDUCTIONS, SCATTERS
+from ..parallel.xla.primitives import COLLECTIVES, GATHERS, PRODUCTS
 from ..runtime.build_run import Built, build
 from ..runtime.compilation import DOUBLE_BUFFERING
 from ..runtime.explain import state_bytes
@@ -30,7 +30,6 @@ from ..runtime.explain import state_bytes
 BODIES = {"scan", "while", "cond", "shard_map"}
 STORED = PRODUCTS | COLLECTIVES | BODIES | {"sort", "scatter", "scatter-add", "cumsum", "top_k", "ffi_call"}
 """Operations whose operands and results are in memory: no fusion crosses them."""
-MULTIPLY = PRODUCTS - {"cond"}
 SAME = {
     *("reshape", "squeeze", "expand_dims", "transpose", "pcast", "pvary", "name", "copy", "copy_p", "stop_gradient"),
     *("optimization_barrier", "sharding_constraint", "dynamic_update_slice"),
@@ -261,32 +260,26 @@ def _peak_of_bodies(operation: Operation, overwritten: list[Value], unrolled: in
 def _turns(operation: Operation, jaxpr: Any, inputs: list[Value], turns: int) -> tuple[list[Operation], list[Value]]:
     """Returns the operations of some turns of a loop in the order in which they are scheduled, and what they carry.
 
-    Products whose results the next turn only sends, or does not read, are late, and what depends on them: those of the
-    first turn run after all turns, which hide their collectives. If other operations of a turn wait for sums over
-    devices (`tensor`), products whose results are sent hide these. Slices of stacks are in memory from their first use.
-    What a turn stacks is in the stack at once.
+    Products that no carried value depends on, and what depends on them, are late: those of the first turn run after all
+    turns, which hide their collectives. Slices of stacks are in memory from their first use. What a turn stacks is in
+    the stack at once.
     """
     first, last = (each + len(jaxpr.constvars) for each in (operation.carried.start, operation.carried.stop))
     carried = inputs[first:last]
     ordered: list[Operation] = []
     delayed: list[Operation] = []
-    unread, made = set[Value](), set[Value]()
+    unread = set[Value]()
     for turn in range(turns):
         stacks = zip(jaxpr.invars[operation.carried.stop :], inputs[last:], strict=True)
         slices = [Value(_bytes(variable.aval), source=stack.source) for variable, stack in stacks]
         operations: list[Operation] = []
         results = _inline(jaxpr, [*inputs[:first], *carried, *slices], operations)
-        readers = [_readers(value, operations) for value in carried]
         carried, stacked = results[: len(carried)], results[len(carried) :]
         for value in carried:
             value.stored = True
         for value, one in zip(operation.stacked, stacked, strict=True):
             value.moved = one.moved
-        leading = [value for value, names in zip(carried, readers, strict=True) if names & MULTIPLY]
-        sent = {value for value, names in zip(carried, readers, strict=True) if names & COLLECTIVES} - {*leading}
-        waits = any(each.name in SCATTERS | REDUCTIONS for each in _needs(operations, leading))
-        needed = _needs(operations, carried if waits else [value for value in carried if value not in sent])
-        late = _late(operations, needed, made, products=turn == 0)
+        late = _late(operations, carried) if turn == 0 else ()
         delayed += [each for each in operations if each in late]
         unread.update(slices)
         for each in [*(each for each in operations if each not in late), *(delayed if turn == turns - 1 else ())]:
@@ -305,39 +298,17 @@ def _join_zeros(operations: list[Operation]) -> list[Operation]:
     return [each for group in groups.values() for each in group]
 
 
-def _readers(value: Value, operations: list[Operation]) -> set[str]:
-    """Returns the names of the operations that depend on a value."""
-    reached, names = {value}, set[str]()
-    for operation in operations:
-        if not reached.isdisjoint(operation.reads):
-            names.add(operation.name)
-            reached.update(operation.writes)
-    return names
-
-
-def _needs(operations: list[Operation], values: list[Value]) -> set[Operation]:
-    """Returns the operations that some values depend on."""
-    reached, needs = set(values), set[Operation]()
+def _late(operations: list[Operation], carried: list[Value]) -> set[Operation]:
+    """Returns the products that no carried value depends on, and the operations that depend on them."""
+    needed, made = set(carried), set[Value]()
+    needs = set[Operation]()
     for operation in reversed(operations):
-        if not reached.isdisjoint(operation.writes):
+        if not needed.isdisjoint(operation.writes):
             needs.add(operation)
-            reached.update(operation.reads)
-    return needs
-
-
-def _late(operations: list[Operation], needed: set[Operation], made: set[Value], products: bool) -> set[Operation]:
-    """Returns the operations of a turn that run after all turns.
-
-    Args:
-        operations: Those of the turn.
-        needed: Those that the next turn needs at once.
-        made: Results of late operations; those of this turn are added.
-        products: Whether products that are not needed are late; otherwise only what reads `made`.
-    """
+            needed.update(operation.reads)
     late = set[Operation]()
     for operation in operations:
-        is_late = (products and operation.name in PRODUCTS) or not made.isdisjoint(operation.reads)
-        if operation not in needed and is_late:
+        if operation not in needs and (operation.name in PRODUCTS or not made.isdisjoint(operation.reads)):
             late.add(operation)
             made.update(operation.writes)
     return late

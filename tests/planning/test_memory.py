@@ -55,52 +55,6 @@ def test_loops_compute_late_what_the_next_turn_does_not_need(unrolled, arrays):
     assert peak == {"temporaries": arrays * SIZE, "gradients": 4 * SIZE}
 
 
-@pytest.mark.parametrize(("waits", "arrays"), [(False, 5.5), (True, 4.5)])
-def test_loops_compute_late_what_the_next_turn_only_sends(waits, arrays):
-    """Of two turns, the late product of the first keeps its operands longer, unless it hides a sum of its own turn."""
-
-    def turn(carry, _):
-        x, gradient, total = carry
-        total = total + lax.psum_scatter(gradient, "fsdp", tiled=True)
-        y = x @ x
-        return (lax.psum(y, "fsdp") if waits else y, jnp.sin(x) @ x, total), None
-
-    def program(x):
-        return lax.scan(turn, (x, x, x[:5]), length=4)[0]
-
-    mesh = jax.sharding.AbstractMesh((2,), ("fsdp",))
-    mapped = jax.shard_map(program, mesh=mesh, in_specs=jax.P("fsdp"), out_specs=jax.P("fsdp"), check_vma=False)
-    whole = jax.make_jaxpr(mapped)(jax.ShapeDtypeStruct((20, 10), jnp.float32))
-    assert peak_of(whole.jaxpr.eqns[0].params["jaxpr"], 2)["temporaries"] == arrays * SIZE
-
-
-def test_zeros_of_one_size_are_made_together():
-    """Those of the second loop are in memory during the first one."""
-
-    def program(x):
-        first = jnp.sum(lax.fori_loop(0, 5, lambda _, carry: carry + x, jnp.zeros_like(x)))
-        return lax.fori_loop(0, 5, lambda _, carry: carry * first, jnp.zeros_like(x))
-
-    assert peak_of(jax.make_jaxpr(program)(X).jaxpr).total() // SIZE == 2
-
-
-@pytest.mark.parametrize(("dim", "copied"), [(0, 0), (1, 4)])
-def test_inputs_whose_slices_are_gathered_inside_other_dims_are_copied(dim, copied):
-    """A stack of 4 arrays, each of which a loop gathers over 2 devices."""
-
-    def program(stack):
-        def turn(carry, index):
-            return carry + jnp.sum(lax.all_gather(stack[index], "fsdp", axis=dim, tiled=True) @ jnp.ones((20, 1))), None
-
-        return lax.scan(turn, jnp.zeros(()), jnp.arange(4))[0]
-
-    mesh, stack = jax.sharding.AbstractMesh((2,), ("fsdp",)), jax.ShapeDtypeStruct((4, 20, 20), jnp.float32)
-    spec = jax.P(None, *[None] * dim, "fsdp")
-    mapped = jax.shard_map(program, mesh=mesh, in_specs=spec, out_specs=jax.P(), check_vma=False)
-    peak = peak_of(jax.make_jaxpr(mapped)(stack).jaxpr.eqns[0].params["jaxpr"])
-    assert peak["communication"] == (1 + dim) * 4 * SIZE + copied * 2 * SIZE
-
-
 def test_gathers_inside_other_dims_take_their_bytes_twice():
     """They arrive with the gathered dim outermost, and are copied to the layout of a product; so is their input."""
     mesh = jax.sharding.AbstractMesh((2,), ("fsdp",))

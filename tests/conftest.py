@@ -100,6 +100,16 @@ def broadcasting():
         yield
 
 
+@pytest.fixture(scope="session")
+def untrained(tmp_path_factory) -> Path:
+    """The config of a classifier on data 2 x fsdp 4; run/ beside it, not to be changed, holds the steps 4 and 8."""
+    from support.runs import leave_run, write_config
+
+    path = write_config(tmp_path_factory.mktemp("untrained"))
+    leave_run(path)
+    return path
+
+
 @pytest.fixture
 def cli(capsys):
     """Runs a command, which has to end with this code; returns what it printed."""

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from spmdkit.checkpoints.restore import StoredCheckpoint
 from support.checkpoint_states import host_state, run_state, write
 
 
@@ -24,3 +25,8 @@ def original(tmp_path_factory) -> Path:
 def run(original, tmp_path) -> Path:
     """A copy of it."""
     return shutil.copytree(original, tmp_path / "run")
+
+
+@pytest.fixture
+def stored(original):
+    return StoredCheckpoint(original / "checkpoints" / "20")

@@ -207,11 +207,6 @@ def test_an_error_that_is_not_damage_ends_the_restore(monkeypatch, tmp_path):
 # On the host
 
 
-@pytest.fixture
-def stored(original):
-    return StoredCheckpoint(original / "checkpoints" / "20")
-
-
 def test_every_array_reads_as_it_was_saved(stored):
     expected = dict(leaves_with_paths(run_state(20)))
     assert set(stored.arrays) == set(expected)
@@ -245,15 +240,10 @@ def test_a_description_of_another_version_is_an_error_of_the_checkpoint(run, key
 # A part of the state onto a mesh
 
 
-def laid_out(params, devices):
-    """Their shapes, on so many devices."""
-    return abstract(placed(params, devices))
-
-
 @pytest.mark.parametrize("devices", [1, 2, 8])
 def test_parameters_are_read_onto_any_mesh(stored, devices):
     params = run_state(20).params
-    wanted = laid_out(params, devices)
+    wanted = abstract(placed(params, devices))
     found = read_tree(stored, "params", wanted)
     for (path, array), expected in zip(whole(found).items(), jax.tree.leaves(params), strict=True):
         assert array.tobytes() == np.asarray(expected).tobytes(), path
@@ -264,7 +254,7 @@ def test_parameters_are_read_onto_any_mesh(stored, devices):
 def test_a_changed_parameter_is_found_by_its_checksum(stored):
     stored.checksums["params/norm"] ^= 1
     with pytest.raises(DamagedCheckpoint, match=r"params/norm of 2 arrays read as other bits than were saved"):
-        read_tree(stored, "params", laid_out(run_state(20).params, 8))
+        read_tree(stored, "params", abstract(placed(run_state(20).params)))
 
 
 @pytest.mark.slow
@@ -273,10 +263,10 @@ def test_averages_replace_the_parameters_that_have_one(tmp_path):
     average = {"average": {"head": np.full(16, 2.5, np.float32)}}  # base was frozen
     state = State(np.int32(4), params, average, np.array([0, 1], np.uint32))
     stored = StoredCheckpoint(checkpoint_states.write(tmp_path / "run", state) / "checkpoints" / "4")
-    found = read_averages(stored, laid_out(params, 2))
+    found = read_averages(stored, abstract(placed(params, 2)))
     assert (found["head"].dtype, float(found["head"][0]), float(found["base"][0, 0])) == (jnp.bfloat16, 2.5, 1)
     with pytest.raises(CheckpointError, match="holds other averages than the model"):
-        read_averages(stored, laid_out({"base": params["base"]}, 2))
+        read_averages(stored, abstract(placed({"base": params["base"]}, 2)))
 
 
 def test_a_checkpoint_without_averages_is_an_error(stored):

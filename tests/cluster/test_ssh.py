@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.processes import assert_gone, begin, wait, wait_for_step
-from support.remote import SSHD, Keys, Server, command_line, descendants, stat_fields
+from support.processes import assert_gone, begin, stat_fields, wait, wait_for_step
+from support.remote import SSHD, Keys, Server, command_line, descendants
 from support.runs import QUICK, command, losses, metrics, spmdkit, trained, write_config
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.multiprocess]

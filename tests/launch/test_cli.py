@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from spmdkit.configs import load_config
 from spmdkit.configs.config_sources import preset_names, preset_text
-from spmdkit.launch import cli
+from spmdkit.launch import cli as command_line
 from spmdkit.launch.commands import run_commands
 from spmdkit.launch.launchers import LAUNCHERS
 from spmdkit.mesh.exit_codes import INVALID_INPUT
@@ -19,16 +19,22 @@ from spmdkit.mesh.exit_codes import INVALID_INPUT
 import spmdkit
 
 
-def printed_help(capsys, *arguments: str) -> str:
-    with pytest.raises(SystemExit) as info:
-        cli.main([*arguments, "--help"])
-    assert info.value.code == 0
-    return capsys.readouterr().out
+@pytest.fixture
+def exits(capsys):
+    """Runs a command that argparse ends with this code; returns what it printed."""
+
+    def run(code, *words):
+        with pytest.raises(SystemExit) as info:
+            command_line.main([*words])
+        assert info.value.code == code
+        return capsys.readouterr()
+
+    return run
 
 
-def test_help_shows_an_example_of_every_command(capsys):
-    text = printed_help(capsys)
-    for command in cli.COMMANDS:
+def test_help_shows_an_example_of_every_command(exits):
+    text = exits(0, "--help").out
+    for command in command_line.COMMANDS:
         assert f"\n  {command.example}\n      {command.summary}\n" in text
     assert "spmdkit train quickstart" in text
     assert "75 stopped:\ntry again" in text
@@ -36,34 +42,30 @@ def test_help_shows_an_example_of_every_command(capsys):
 
 
 @pytest.mark.parametrize("arguments", [[], ["help"]])
-def test_no_command_prints_help(arguments, capsys):
-    assert cli.main(arguments) == 0
-    assert capsys.readouterr().out == printed_help(capsys)
+def test_no_command_prints_help(arguments, cli, exits):
+    assert cli(0, *arguments).out == exits(0, "--help").out
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.name)
+@pytest.mark.parametrize("command", command_line.COMMANDS, ids=lambda command: command.name)
 def test_examples_parse(command):
     words = shlex.split(command.example.partition(" > ")[0])
     assert words[:2] == ["spmdkit", command.name]
-    cli.parse_arguments(command, words[2:])
+    command_line.parse_arguments(command, words[2:])
 
 
 @pytest.mark.parametrize("is_process", [True, False])
 def test_handles_signals_until_the_end_of_its_own_process(is_process, tmp_path, monkeypatch):
     given = []
-    monkeypatch.setattr(cli, "ends_on_signals", lambda **options: given.append(options) or nullcontext())
+    monkeypatch.setattr(command_line, "ends_on_signals", lambda **options: given.append(options) or nullcontext())
     words = ["train", str(tmp_path / "missing.yaml")]
     monkeypatch.setattr(sys, "argv", ["spmdkit", *words])
-    assert cli.main(None if is_process else words) == INVALID_INPUT
+    assert command_line.main(None if is_process else words) == INVALID_INPUT
     assert given == [{"until_the_end": is_process}]
 
 
-def test_version_prints_all_versions(capsys):
-    with pytest.raises(SystemExit) as info:
-        cli.main(["--version"])
-    assert info.value.code == 0
+def test_version_prints_all_versions(exits):
     expected = rf"spmdkit {re.escape(spmdkit.__version__)}, jax [\d.]+, jaxlib [\d.]+, Python 3[\d.]+\n"
-    assert re.fullmatch(expected, capsys.readouterr().out)
+    assert re.fullmatch(expected, exits(0, "--version").out)
 
 
 @pytest.mark.parametrize(
@@ -74,16 +76,12 @@ def test_version_prints_all_versions(capsys):
         ("--help-restart", "train.steps"),
     ],
 )
-def test_options_of_train_print_a_text_without_a_config(option, text, capsys):
-    with pytest.raises(SystemExit) as info:
-        cli.main(["train", option])
-    assert info.value.code == 0
-    assert text in capsys.readouterr().out
+def test_options_of_train_print_a_text_without_a_config(option, text, exits):
+    assert text in exits(0, "train", option).out
 
 
-def test_init_prints_a_config_whose_comments_are_valid_keys(tmp_path, capsys):
-    assert cli.main(["init"]) == 0
-    text = capsys.readouterr().out
+def test_init_prints_a_config_whose_comments_are_valid_keys(tmp_path, cli):
+    text = cli(0, "init").out
     (tmp_path / "my.yaml").write_text(text)
     assert load_config(tmp_path / "my.yaml").strategy["data"].size == -1
     text = re.sub(r"^  # (\w+: )", r"  \1", text, flags=re.MULTILINE)
@@ -91,13 +89,12 @@ def test_init_prints_a_config_whose_comments_are_valid_keys(tmp_path, capsys):
     config = load_config(tmp_path / "my.yaml", ["data.source=text"])
     assert set(config.strategy) == {"data", "fsdp", "tensor", "context", "pipe"}
     assert config.data.files == ("corpus/**/*.txt",)
-    assert cli.main(["init", "hsdp"]) == 0
-    assert capsys.readouterr().out == preset_text("hsdp")
+    assert cli(0, "init", "hsdp").out == preset_text("hsdp")
 
 
-@pytest.mark.parametrize("command", [command.name for command in cli.COMMANDS])
-def test_help_has_examples(command, capsys):
-    text = printed_help(capsys, command)
+@pytest.mark.parametrize("command", [command.name for command in command_line.COMMANDS])
+def test_help_has_examples(command, exits):
+    text = exits(0, command, "--help").out
     assert text.count(f"  spmdkit {command} ") >= 1
     assert ("key=value arguments override" in text) == ("[key=value ...]" in text)
 
@@ -134,35 +131,28 @@ def test_help_does_not_import_jax():
         (["checkpoint", "verify", "runs/a", "run.simulate=1"], "error: unrecognized arguments: run.simulate=1\n"),
     ],
 )
-def test_suggests_keys_options_and_commands(arguments, message, capsys):
-    with pytest.raises(SystemExit) as info:
-        cli.main(arguments)
-    assert info.value.code == INVALID_INPUT
-    assert message in capsys.readouterr().err
+def test_suggests_keys_options_and_commands(arguments, message, exits):
+    assert message in exits(INVALID_INPUT, *arguments).err
 
 
-def test_errors_of_arguments_escape_control_characters(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["train", "a", "--\x1b[2J"])
-    printed = capsys.readouterr().err
+def test_errors_of_arguments_escape_control_characters(exits):
+    printed = exits(INVALID_INPUT, "train", "a", "--\x1b[2J").err
     assert "\\x1b[2J" in printed
     assert "\x1b" not in printed
 
 
 @pytest.mark.parametrize("command", [["train"], ["launch", "--on", "local:2x4"]])
-def test_invalid_config_is_one_message(command, capsys):
-    arguments = [*command, "quickstart", "train.stps=3", "model.layers=x"]
-    assert cli.main(arguments) == INVALID_INPUT
-    assert capsys.readouterr().err.splitlines() == [
+def test_invalid_config_is_one_message(command, cli):
+    error = cli(INVALID_INPUT, *command, "quickstart", "train.stps=3", "model.layers=x").err
+    assert error.splitlines() == [
         "error: 2 problems on the command line:",
         "  model.layers=x: model.layers must be an integer, got 'x' (string).",
         "  train.stps=3: train.stps is not a valid key. Did you mean train.steps?",
     ]
 
 
-def test_launch_without_on_lists_launchers(capsys):
-    assert cli.main(["launch", "quickstart"]) == INVALID_INPUT
-    first, *lines = capsys.readouterr().err.splitlines()
+def test_launch_without_on_lists_launchers(cli):
+    first, *lines = cli(INVALID_INPUT, "launch", "quickstart").err.splitlines()
     assert first == "error: spmdkit launch needs a launcher. Add one of these:"
     assert [re.split(r"[:\[ ]", line.removeprefix("  --on "))[0] for line in lines] == [*LAUNCHERS]
     assert lines[0].endswith("  P processes on this machine that simulate D CPU devices each, such as local:2x4")
@@ -170,20 +160,19 @@ def test_launch_without_on_lists_launchers(capsys):
 
 def test_options_may_precede_overrides(monkeypatch):
     seen = []
-    command = cli.Command("launch", "", lambda arguments: seen.append(arguments) or 0, run_commands.add_launch)
-    monkeypatch.setattr(cli, "COMMANDS", (command,))
-    assert cli.main(["launch", "a", "x=1", "--on", "local:2x4", "y=2"]) == 0
+    command = command_line.Command("launch", "", lambda arguments: seen.append(arguments) or 0, run_commands.add_launch)
+    monkeypatch.setattr(command_line, "COMMANDS", (command,))
+    assert command_line.main(["launch", "a", "x=1", "--on", "local:2x4", "y=2"]) == 0
     assert (seen[0].config, seen[0].overrides, seen[0].on) == ("a", ["x=1", "y=2"], "local:2x4")
 
 
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 75), (RuntimeError("x"), 1)])
-def test_exit_codes_of_other_errors(error, code, monkeypatch, capsys):
+def test_exit_codes_of_other_errors(error, code, monkeypatch, cli):
     def fail(arguments):
         raise error
 
-    monkeypatch.setattr(cli, "COMMANDS", (cli.Command("train", "", fail, run_commands.add_train),))
-    assert cli.main(["train", "a"]) == code
-    assert ("Traceback" in capsys.readouterr().err) == (code == 1)
+    monkeypatch.setattr(command_line, "COMMANDS", (command_line.Command("train", "", fail, run_commands.add_train),))
+    assert ("Traceback" in cli(code, "train", "a").err) == (code == 1)
 
 
 @pytest.mark.slow_cases("train-SIGTERM", "train-SIGUSR1")
@@ -209,6 +198,6 @@ def test_signal_during_parsing_exits_with_75(command, name):
 def test_reports_an_output_that_takes_nothing(words, unbuffered, capsys, monkeypatch):
     with io.TextIOWrapper(open("/dev/full", "wb", 0 if unbuffered else 2**16), write_through=unbuffered) as full:
         monkeypatch.setattr(sys, "stdout", full)
-        assert cli.main(words) == 75
+        assert command_line.main(words) == 75
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: the standard output: No space left on device.")

@@ -4,7 +4,6 @@ import os
 import sys
 
 import pytest
-from spmdkit.launch.cli import main
 from spmdkit.launch.local import LocalTarget, worker_environment
 from support.runs import spmdkit, write_config
 
@@ -36,11 +35,11 @@ def test_mistake_found_by_a_worker_leaves_no_trace(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_dry_run_prints_commands_and_starts_nothing(tmp_path, capsys, cli):
+def test_dry_run_prints_commands_and_starts_nothing(tmp_path, cli):
     config = write_config(tmp_path)
-    assert main(["launch", str(config), "train.steps=3", "--on", "local:2x4", "--dry-run"]) == 0
+    printed = cli(0, "launch", config, "train.steps=3", "--on", "local:2x4", "--dry-run").out
     variables = "SPMDKIT_JOB_ADDRESSES=127.0.0.1:PORT SPMDKIT_NUM_PROCESSES=2 SPMDKIT_PROCESS_ID={} SPMDKIT_SIMULATE=4"
     command = f"{sys.executable} -P -m spmdkit train {config} train.steps=3"
-    assert capsys.readouterr().out.splitlines() == [f"{variables.format(rank)} {command}" for rank in range(2)]
+    assert printed.splitlines() == [f"{variables.format(rank)} {command}" for rank in range(2)]
     assert "2 processes with 3 devices each give 6" in cli(2, "launch", config, "--on", "local:2x3").err
     assert not (tmp_path / "run").exists()

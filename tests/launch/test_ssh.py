@@ -6,7 +6,6 @@ import sys
 
 import pytest
 from spmdkit.launch import ssh
-from spmdkit.launch.cli import main
 from spmdkit.launch.launchers import LaunchJob, LaunchRequest, find_launcher
 from spmdkit.launch.remote import preflight
 from spmdkit.launch.remote.client import VARIABLE
@@ -91,10 +90,10 @@ def test_hosts_by_rank_and_the_coordinator(folder):
     assert ssh.coordinator_host(read(folder, "hosts: [me@gpu1, gpu2]")) == "gpu1"
 
 
-def test_rejects_unset_variables(folder, capsys, monkeypatch):
+def test_rejects_unset_variables(folder, cli, monkeypatch):
     monkeypatch.delenv("HF_TOKEN")
-    assert main(["launch", "tiny.yaml", "--on", "ssh:hosts.yaml"]) == 2
-    assert "error: launch.environment takes HF_TOKEN from the shell" in capsys.readouterr().err
+    error = cli(2, "launch", "tiny.yaml", "--on", "ssh:hosts.yaml").err
+    assert "error: launch.environment takes HF_TOKEN from the shell" in error
 
 
 def test_a_host_that_does_not_answer_counts_as_a_failed_attempt(folder, cli, monkeypatch):

@@ -10,7 +10,7 @@ from spmdkit.models.layers import chunked_cross_entropy, count_chunks, cross_ent
 from spmdkit.parallel import census
 from support import toy
 
-from spmdkit import Precision, build_step, lay_out
+from spmdkit import build_step, lay_out
 
 ROWS, LENGTH, WIDTH, VOCABULARY = 2, 32, 16, 64
 
@@ -96,14 +96,13 @@ def test_same_step_on_a_mesh(strategy, tied, float64, monkeypatch):
     draw = np.random.default_rng(0)
     batch = {name: draw.integers(0, 96, (16, 16)).astype(np.int32) for name in ("inputs", "targets")}
     batch |= {"weights": draw.uniform(size=(16, 16)).astype(np.float32), "example": np.arange(16, dtype=np.int32)}
-    precision = Precision(params="float64", compute="float64", reduce="float64")
     found = []
     for limit in (1 << 30, 96 * 8 * 4):
         monkeypatch.setattr(layers, "MAX_LOGITS_BYTES", limit)
         monkeypatch.setattr(layers, "MIN_LOGITS_BYTES", limit)
         devices = [f"cpu:{number}" for number in range(8)]
-        plan = lay_out(model, strategy, precision=precision, devices=devices)
-        step = build_step(model, optax.adamw(1e-2), plan, clip_norm=1.0, precision=precision)
+        plan = lay_out(model, strategy, precision=toy.FLOAT64, devices=devices)
+        step = build_step(model, optax.adamw(1e-2), plan, clip_norm=1.0, precision=toy.FLOAT64)
         gradients, metrics = step.gradients(step.init(0), batch)
         evaluated = step.evaluate(step.init(0).params, batch)
         found.append(jax.tree.leaves((gradients, metrics.loss, evaluated)))

@@ -4,14 +4,11 @@ import numpy as np
 import pytest
 import reference
 from spmdkit.models.mlp import MLPConfig, mlp
+from support import toy
 
 CONFIG = MLPConfig(features=6, classes=3, widths=(8, 5))
 RANDOM = np.random.default_rng(0)
-BATCH = {
-    "inputs": RANDOM.normal(size=(16, 6)).astype(np.float32),
-    "targets": RANDOM.integers(0, 3, 16).astype(np.int32),
-    "weights": np.ones(16, np.float32),
-}
+BATCH = toy.labelled(RANDOM, 16, 6, classes=3, dtype="float32")
 
 
 @pytest.mark.slow

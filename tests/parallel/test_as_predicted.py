@@ -139,7 +139,6 @@ RULES = {
     "blocks": {"blocks/up": (None, None, "tensor"), "blocks/down": (None, "tensor", None)},
 }
 FLOAT32, BFLOAT16 = Precision(), Precision(compute="bfloat16")
-FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
 SCALED, HALF = Precision(compute="float16"), Precision(compute="float16", reduce="float16", loss_scale=8.0)
 MODELS = {
     "biased": biased,
@@ -188,10 +187,10 @@ CASES = [
     *(
         (model, "hsdp", {"precision": precision})
         for model in ("biased", "blocks", "normed")
-        for precision in (BFLOAT16, FLOAT64, SCALED)
+        for precision in (BFLOAT16, toy.FLOAT64, SCALED)
     ),
     *(("blocks", "pipe-fsdp", {"precision": precision}) for precision in (HALF, BFLOAT16)),
-    ("normed-once", "all", {"precision": FLOAT64}),
+    ("normed-once", "all", {"precision": toy.FLOAT64}),
     ("normed", "fsdp", {"precision": SCALED, "accumulate": 2}),
     ("biased", "hsdp", {"clip_norm": 1.0}),
     ("biased", "all", {"ema": 0.99}),

@@ -10,17 +10,16 @@ import pytest
 from spmdkit.checkpoints.manager import CheckpointError, Checkpoints
 from spmdkit.layouts.problems import LayoutError
 from spmdkit.models import TransformerConfig, transformer
-from spmdkit.parallel import DataParallelConfig, Precision, census, verify
+from spmdkit.parallel import DataParallelConfig, census, verify
 from support import toy
 
-FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
 FSDP = {"size": 2, "floor_bytes": 1024}
 ADAMW = optax.adamw(1e-2)
 ROUND = {"data": {"size": 2, "local_steps": 3}, "fsdp": FSDP}
 
 
 def in_float64(strategy, model=toy.BLOCK_MODEL):
-    return toy.build(strategy, ADAMW, model, precision=FLOAT64, clip_norm=0.5)
+    return toy.build(strategy, ADAMW, model, precision=toy.FLOAT64, clip_norm=0.5)
 
 
 def train(step, steps, state=None, batch=toy.batch, model=toy.BLOCK_MODEL):

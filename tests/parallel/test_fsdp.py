@@ -43,7 +43,6 @@ def test_gradients_arrive_in_the_dtype_of_their_parameters(strategy):
     assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype("float32")}
 
 
-FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
 LEFT = {"size": 4, "explicit": False}
 FSDP = {"fsdp": {"size": 2, "floor_bytes": 512}, "tensor": LEFT}
 BY_RULES = {"blocks/up": (None, "fsdp", "tensor"), "blocks/down": (None, "tensor", "fsdp")}
@@ -68,7 +67,7 @@ WITH_TENSOR = {
 
 def by_rules(name, remat="none"):
     strategy, rules = WITH_TENSOR[name]
-    return toy.build(strategy, rules=rules, remat=remat, precision=FLOAT64)
+    return toy.build(strategy, rules=rules, remat=remat, precision=toy.FLOAT64)
 
 
 def collectives(program, mesh):

@@ -4,15 +4,11 @@ import json
 
 import pytest
 from spmdkit.launch.cli import main
-from support.runs import assert_same_arrays, metrics, state_arrays, write_config, write_language_config
+from support.runs import assert_same_arrays, metrics, state_arrays, train, write_config, write_language_config
 
 EARLY = {"name": "early_stopping", "patience": 2, "min_delta": 10.0}
 PLATEAU = {"name": "reduce_on_plateau", "patience": 1, "min_delta": 10.0}
 OPTIONS = {"eval": {"every": 2, "batches": 1}, "optimizer": {"learning_rate": 0.01}}
-
-
-def train(config, *overrides: str, code: int = 0) -> None:
-    assert main(["train", str(config), *overrides]) == code
 
 
 @pytest.mark.slow

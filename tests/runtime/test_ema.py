@@ -5,11 +5,10 @@ import json
 import numpy as np
 import pytest
 from spmdkit.configs.load import load_config
-from spmdkit.launch.cli import main
 from spmdkit.layouts.paths import leaves_with_paths
 from spmdkit.mesh.errors import UserError
 from spmdkit.runtime.build_run import build
-from support.runs import assert_same_arrays, metrics, state_arrays, write_config
+from support.runs import assert_same_arrays, metrics, state_arrays, train, write_config
 
 import spmdkit
 
@@ -17,11 +16,11 @@ EMA = {"learning_rate": 0.05, "ema": {"decay": 0.9, "evaluate": True}}
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_and_its_averages_are_what_is_evaluated(tmp_path, capsys, cli):
+def test_a_run_goes_on_and_its_averages_are_what_is_evaluated(tmp_path, cli):
     whole, halves = (write_config(tmp_path / name, optimizer=EMA) for name in ("whole", "halves"))
     assert "Evaluations are of the averages of the parameters (optimizer.ema.evaluate)." in cli(0, "train", whole).out
-    assert main(["train", str(halves), "train.steps=6"]) == 0
-    assert main(["train", str(halves)]) == 0
+    cli(0, "train", halves, "train.steps=6")
+    cli(0, "train", halves)
     arrays = state_arrays(whole, 12)
     assert_same_arrays(state_arrays(halves, 12), arrays)
     assert int(arrays["opt_state/updates"]) == 12
@@ -35,21 +34,20 @@ def test_a_run_goes_on_and_its_averages_are_what_is_evaluated(tmp_path, capsys, 
     assert run.evaluate(max_batches=2)["loss"] == pytest.approx(last, rel=1e-6)
     assert spmdkit.load_run(folder).evaluate(max_batches=2)["loss"] != pytest.approx(last, rel=1e-4)
 
-    capsys.readouterr()
-    assert main(["evaluate", str(folder), "--ema", "--batches", "2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(last, rel=1e-6)
+    found = json.loads(cli(0, "evaluate", folder, "--ema", "--batches", "2", "--json").out)
+    assert found["loss"] == pytest.approx(last, rel=1e-6)
     target = tmp_path / "averages"
-    assert main(["export", str(folder), str(target), "--ema"]) == 0
+    cli(0, "export", folder, target, "--ema")
     assert {path.relative_to(target).as_posix(): np.load(path).tobytes() for path in target.rglob("*.npy")} == {
         f"{path}.npy": np.asarray(leaf).tobytes() for path, leaf in leaves_with_paths(run.params)
     }
-    assert main(["export", str(folder), str(target), "--ema", "--whole-state", "--force"]) == 2
+    cli(2, "export", folder, target, "--ema", "--whole-state", "--force")
 
 
 @pytest.mark.slow
 def test_a_run_without_averages(tmp_path, cli):
     config = write_config(tmp_path, train={"steps": 1, "global_batch": 16})
-    assert main(["train", str(config)]) == 0
+    train(config)
     assert "contains no averages of its parameters" in cli(2, "evaluate", tmp_path / "run", "--ema").err
     with pytest.raises(UserError, match=r"Omit --ema \(in Python ema=True\), or train with optimizer\.ema=") as caught:
         spmdkit.load_run(tmp_path / "run", ema=True)

@@ -4,18 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 from spmdkit.configs.load import load_config
-from spmdkit.launch.cli import main
 from spmdkit.parallel.step.loss_scaling import MAX_CONSECUTIVE_SKIPS
 from spmdkit.runtime.training_run import TrainingRun
-from support.runs import metrics, state_arrays, write_config
+from support.runs import metrics, state_arrays, train, write_config
 
 HALF = {"compute": "float16", "loss_scale_initial": 2.0**18, "loss_scale_interval": 2}
 """Overflows at first: the first updates are left out; then the scale grows, and now and then overflows again."""
 CONSTANT = {"learning_rate": 0.01}
-
-
-def train(config, *overrides):
-    assert main(["train", str(config), *overrides]) == 0
 
 
 @pytest.mark.long

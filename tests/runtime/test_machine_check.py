@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from spmdkit.configs import load_config
@@ -15,7 +16,7 @@ from spmdkit.runtime.build_run import build
 from spmdkit.runtime.finish import measured_memory
 from spmdkit.runtime.machine_check import DirectoryUnavailable, check_directory, check_memory
 from spmdkit.runtime.run_directory import is_run, make_directory
-from support.runs import listing, write_config
+from support.runs import unchanged, write_config
 
 
 def test_a_folder_of_a_run(tmp_path):
@@ -23,9 +24,8 @@ def test_a_folder_of_a_run(tmp_path):
         (tmp_path / name).mkdir()
     for name in ("config.yaml", "metrics.jsonl", "report.html"):
         (tmp_path / name).write_text("{}")
-    before = listing(tmp_path)
-    check_directory(tmp_path)
-    assert listing(tmp_path) == before
+    with unchanged(tmp_path):
+        check_directory(tmp_path)
 
 
 @pytest.mark.parametrize("made", [check_directory, make_directory])
@@ -44,11 +44,9 @@ def test_a_folder_that_cannot_be_made(name, message, made, tmp_path):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "nothing").symlink_to(tmp_path / "is" / "not")
-    before = listing(tmp_path)
-    with pytest.raises(ValueError) as info:
+    with unchanged(tmp_path), pytest.raises(ValueError) as info:
         made(tmp_path / name)
     assert f"The directory {tmp_path / name} of run.dir {message.format(here=tmp_path)}" in str(info.value)
-    assert listing(tmp_path) == before
 
 
 def test_every_piece_of_the_wrong_kind_is_named(tmp_path):
@@ -177,22 +175,12 @@ def test_a_limit_on_the_process(tmp_path, monkeypatch):
     check_memory(built(tmp_path))
 
 
-class Accelerator:
-    """What a GPU says of itself."""
-
-    platform = "gpu"
-
-    def __init__(self, limit: int | None) -> None:
-        self.limit = limit
-
-    def memory_stats(self) -> dict[str, int] | None:
-        return None if self.limit is None else {"bytes_limit": self.limit}
-
-
 @pytest.mark.parametrize(("limit", "fits"), [(1 << 10, False), (1 << 20, True), (None, True)])
 def test_each_device_of_its_own_memory(limit, fits, tmp_path, monkeypatch):
     run = built(tmp_path)
-    monkeypatch.setattr(memory.jax, "local_devices", lambda: [Accelerator(limit)] * 8)
+    stats = limit and {"bytes_limit": limit}
+    accelerator = SimpleNamespace(platform="gpu", memory_stats=lambda: stats)
+    monkeypatch.setattr(memory.jax, "local_devices", lambda: [accelerator] * 8)
     if fits:
         check_memory(run)
     else:

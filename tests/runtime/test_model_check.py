@@ -7,7 +7,6 @@ import sys
 import jax
 import pytest
 from spmdkit.configs import load_config
-from spmdkit.launch.cli import main
 from spmdkit.parallel.sharding.model_errors import ModelError
 from spmdkit.parallel.verification.contract import probe
 from spmdkit.runtime import model_check
@@ -87,10 +86,9 @@ def test_a_right_model_is_built_and_leaves_nothing(config):
     assert len(jax.live_arrays()) == before
 
 
-def test_command_line_prints_one_message(config, tmp_path, capsys):
-    arguments = ["train", str(config.path), "run.simulate=0", "strategy={data: 8}", "model.kind=coupled"]
-    assert main(arguments) == 2
-    assert capsys.readouterr().err.startswith("error: model.name='own:make' breaks the contract (rows): ")
+def test_command_line_prints_one_message(config, tmp_path, cli):
+    error = cli(2, "train", config.path, "run.simulate=0", "strategy={data: 8}", "model.kind=coupled").err
+    assert error.startswith("error: model.name='own:make' breaks the contract (rows): ")
     assert not (tmp_path / "run").exists()
 
 

@@ -10,11 +10,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 from spmdkit.configs import load_config
-from spmdkit.launch.cli import main
 from spmdkit.runtime import provenance
 from spmdkit.runtime.build_run import build
 from spmdkit.runtime.provenance import describe_run, remarks, user_code
-from support.runs import listing, write_config
+from support.runs import train, unchanged, write_config
 from support.user_code import LAYERS, MODEL, OPTIMIZER, OWN, edit, provenance_of_config
 
 
@@ -120,17 +119,16 @@ def test_warns_of_missing_fingerprint_and_provenance(tmp_path):
 
 
 @pytest.mark.slow
-def test_refuses_changed_data_until_it_is_restored(tmp_path, capsys, cli):
+def test_refuses_changed_data_until_it_is_restored(tmp_path, cli):
     rows = {"inputs": np.ones((40, 64), np.float32), "targets": np.arange(40) % 10}
     data = {"source": "arrays", "files": [str(tmp_path / "rows.npz")], "eval_fraction": 0.0}
     np.savez(tmp_path / "rows.npz", **rows)
     config = write_config(tmp_path, data=data, train={"steps": 1, "global_batch": 16})
-    assert main(["train", str(config)]) == 0
+    train(config)
     np.savez(tmp_path / "rows.npz", **{**rows, "targets": np.roll(rows["targets"], 1)})
-    before = listing(tmp_path / "run")
-    assert main(["train", str(config), "train.steps=2"]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'run'} holds a run on other data: ")
-    assert listing(tmp_path / "run") == before
+    with unchanged(tmp_path / "run"):
+        error = cli(2, "train", config, "train.steps=2").err
+    assert error.startswith(f"error: {tmp_path / 'run'} holds a run on other data: ")
     np.savez(tmp_path / "rows.npz", **rows)
     (tmp_path / "run" / "provenance.json").unlink()
     out = cli(0, "train", config, "train.steps=2").out

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from spmdkit.configs import load_config
 from spmdkit.data.source import BadDataError
-from spmdkit.launch.cli import main
 from spmdkit.mesh.errors import UserError
 from spmdkit.runtime.build_run import build
 from spmdkit.runtime.rollbacks import Rollbacks, batches_after, check_first_batch, check_position, data_position
-from support.runs import assert_same_arrays, losses, metrics, rows_of_files, state_arrays, write_config
+from support.runs import assert_same_arrays, losses, metrics, rows_of_files, state_arrays, train, write_config
 
 ROWS, BATCH, STEPS = 400, 16, 12
 
@@ -48,15 +47,11 @@ def rows_config(folder, **sections):
     return write_config(folder, **{**given, **sections})
 
 
-def train(config, *overrides):
-    return main(["train", str(config), *overrides])
-
-
 @pytest.fixture(scope="module")
 def without(tmp_path_factory):
     """A run over the rows without batches 0, 5 and 9."""
     config = rows_config(write_rows(tmp_path_factory.mktemp("without") / "rows", deleted=(0, 5, 9)))
-    assert train(config) == 0
+    train(config)
     return config
 
 
@@ -101,7 +96,7 @@ def test_a_run_that_is_stopped_after_a_rollback_goes_on_as_the_same_run(tmp_path
     printed = cli(0, "train", config).out
     assert "Left out since a rollback: step 1 (2" in printed
     assert_same_run(config, without)
-    assert train(config, f"run.dir={tmp_path / 'before'}", "train.most_not_finite=2") == 3, "rollbacks of before count"
+    train(config, f"run.dir={tmp_path / 'before'}", "train.most_not_finite=2", code=3)  # rollbacks of before count
     assert "It went back 2 times before" in capsys.readouterr().err
 
 
@@ -131,7 +126,7 @@ class Stopping:
 def test_a_signal_before_a_rollback_stops_at_the_step_gone_back_to(tmp_path, capsys):
     folder = write_rows(tmp_path / "rows", spoilt=(7,))
     (folder / "stopping.py").write_text(STOPPING)
-    assert train(rows_config(folder, callbacks=[{"name": "stopping:Stopping"}])) == 75
+    train(rows_config(folder, callbacks=[{"name": "stopping:Stopping"}]), code=75)
     assert "Stopped by SIGTERM after step 4 of 12" in capsys.readouterr().out
 
 
@@ -141,8 +136,8 @@ def test_a_run_that_starts_anew_leaves_nothing_out(tmp_path):
     (config.parent / "run").mkdir()
     told = {"step": 3, "to": 0, "batch": 2, "samples": [32, 47], "found": "nan", "at": "now"}
     (config.parent / "run" / "rollbacks.json").write_text(json.dumps({"rollbacks": [told]}))
-    assert train(config) == 0
-    assert train(config, "--fresh") == 3
+    train(config)
+    train(config, "--fresh", code=3)
     assert not (config.parent / "run" / "rollbacks.json").exists()
 
 
@@ -159,9 +154,9 @@ def test_the_policies_meet_the_same_batch(tmp_path, capsys):
     """Stopped, the reader names the row; skipped, the update is left out and the step counts."""
     folder = write_rows(tmp_path / "rows", spoilt=(2,))
     few = {"steps": 4, "global_batch": BATCH}
-    assert train(rows_config(folder, train=few)) == 3
+    train(rows_config(folder, train=few), code=3)
     assert "inputs of example 35 of the training split at [5] is nan: not a finite number" in capsys.readouterr().err
-    assert train(folder / "tiny.yaml", f"run.dir={tmp_path / 'skipped'}", "train.not_finite=skip") == 0
+    train(folder / "tiny.yaml", f"run.dir={tmp_path / 'skipped'}", "train.not_finite=skip")
     message = "Step 3: the loss is nan and the norm of the gradients nan; its update was left out (train.not_finite)."
     assert message in capsys.readouterr().out
 

@@ -12,7 +12,7 @@ from spmdkit.configs.schema import Config
 from spmdkit.mesh.errors import UserError
 from spmdkit.runtime import run_directory
 from spmdkit.runtime.provenance import Provenance, read_provenance
-from support.runs import listing, write_config, write_language_config
+from support.runs import listing, unchanged, write_config, write_language_config
 
 MADE_OF = Provenance("abc", "text: 3 files")
 
@@ -71,16 +71,14 @@ def test_every_kind_of_value_is_the_same_when_read_back(tmp_path):
     ],
 )
 def test_a_run_goes_on_with_keys_that_may_change(config, overrides):
-    before = listing(config.parent)
-    assert adopt_directory(load_config(config, overrides)) == config.parent / "run"
-    assert listing(config.parent) == before
+    with unchanged(config.parent):
+        assert adopt_directory(load_config(config, overrides)) == config.parent / "run"
 
 
 def test_what_may_not_is_listed_completely(config):
     changes = ["model.widths=[32, 32]", "data.eval_fraction=0.1", "data.shuffle=false", "train.global_batch=32"]
     changes += ["run.seed=1", "optimizer.name=lion", "precision.params=bfloat16", "train.steps=20"]
-    before = listing(config.parent)
-    with pytest.raises(ValueError, match="keys that a run cannot change") as info:
+    with unchanged(config.parent), pytest.raises(ValueError, match="keys that a run cannot change") as info:
         adopt_directory(load_config(config, changes))
     lines = str(info.value).splitlines()
     run = config.parent / "run"
@@ -96,7 +94,6 @@ def test_what_may_not_is_listed_completely(config):
     ]
     assert lines[8].startswith("Set these keys back to continue that run, or start anew: with another run.dir")
     assert f"checkpoint.start_from={run} begins with its parameters" in lines[8]
-    assert listing(config.parent) == before
 
 
 def test_a_missing_config_is_told(config):
@@ -131,20 +128,19 @@ def test_a_damaged_config_is_told_and_kept(content, reason, begun, config):
     (folder / "config.yaml").write_bytes(content)
     if not begun:
         (folder / "metrics.jsonl").unlink()
-    before = listing(config.parent)
-    with pytest.raises(ValueError, match=f"config.yaml is not a valid config of a run: {reason}.*--fresh"):
+    with (
+        unchanged(config.parent),
+        pytest.raises(ValueError, match=f"config.yaml is not a valid config of a run: {reason}.*--fresh"),
+    ):
         adopt_directory(load_config(config))
-    assert listing(config.parent) == before
     adopt_directory(load_config(config), fresh=True)
 
 
 @pytest.mark.parametrize("content", [b"garbage\n", b"notes of mine"])
 def test_metrics_that_no_run_wrote_are_told_and_kept(content, config):
     (config.parent / "run" / "metrics.jsonl").write_bytes(content)
-    before = listing(config.parent)
-    with pytest.raises(ValueError, match="line 1 is not a JSON object"):
+    with unchanged(config.parent), pytest.raises(ValueError, match="line 1 is not a JSON object"):
         adopt_directory(load_config(config))
-    assert listing(config.parent) == before
 
 
 @pytest.mark.parametrize("end", [b'{"step": 2, "lo', b"", b"\0\0\0\0"])
@@ -207,10 +203,8 @@ def test_a_move_that_cannot_be_is_told_first(config):
     """On a file system of its own the folder's contents cannot be renamed to beside it; here its name is too long."""
     folder = config.parent / ("r" * 250)
     (config.parent / "run").rename(folder)
-    before = listing(folder)
-    with pytest.raises(ValueError, match=r"cannot be created: File name too long"):
+    with unchanged(folder), pytest.raises(ValueError, match=r"cannot be created: File name too long"):
         adopt_directory(load_config(config, [f"run.dir={folder}"]), fresh=True)
-    assert listing(folder) == before
 
 
 @pytest.mark.parametrize("fails", ["metrics.jsonl", "config.yaml"])
@@ -235,14 +229,12 @@ def test_other_data_does_not_go_on(config):
     write_resolved(loaded, folder, MADE_OF)
     adopt_directory(loaded, MADE_OF)
     now = MADE_OF._replace(fingerprint="def", description="text: 4 files")
-    before = listing(folder)
-    with pytest.raises(ValueError) as info:
+    with unchanged(folder), pytest.raises(ValueError) as info:
         adopt_directory(loaded, now)
     told = str(info.value)
     assert told.startswith(f"{folder} holds a run on other data: the contents, names or number of its examples")
     assert "  then: text: 3 files (fingerprint abc)\n  now:  text: 4 files (fingerprint def)\n" in told
     assert told.endswith("choose another run.dir, or start anew with --fresh, which moves this run aside.")
-    assert listing(folder) == before
     adopt_directory(loaded, now, fresh=True)
     adopt_directory(loaded, MADE_OF._replace(fingerprint=""))  # unknown: a warning elsewhere
     (folder / "provenance.json").unlink()  # as a run of an earlier version left it

@@ -7,15 +7,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from spmdkit.configs import load_config
-from spmdkit.launch.cli import main
 from spmdkit.mesh import processes
 from spmdkit.runtime import training_run as under_way
 from spmdkit.training.optimizing.learning_rates import make_learning_rate
-from support.runs import listing, losses, write_config
-
-
-def train(config, *overrides: str) -> None:
-    assert main(["train", str(config), *overrides]) == 0
+from support.runs import listing, losses, train, write_config
 
 
 def test_what_a_run_leaves(tmp_path, capsys):
@@ -52,7 +47,7 @@ def test_a_process_after_the_first_prints_nothing_and_only_writes_checkpoints(tm
 def test_the_deadline_of_a_save_reaches_its_writer(tmp_path, monkeypatch):
     given, original = [], ocp.AsyncOptions
     monkeypatch.setattr(ocp, "AsyncOptions", lambda **options: given.append(options) or original(**options))
-    assert main(["train", str(write_config(tmp_path)), "timeouts.save=5000", "train.steps=1"]) == 0
+    train(write_config(tmp_path), "timeouts.save=5000", "train.steps=1")
     assert [options["timeout_secs"] for options in given] == [5000]
 
 
@@ -112,14 +107,14 @@ def test_reads_first_batch_before_the_first_write(tmp_path, cli):
     assert not (tmp_path / "run").exists()
 
 
-def test_rejects_unusable_run_directory(tmp_path, capsys, nothing_compiles):
+def test_rejects_unusable_run_directory(tmp_path, cli, nothing_compiles):
     config = write_config(tmp_path)
     (tmp_path / "run" / "metrics.jsonl").mkdir(parents=True)
     for command in (["train"], ["launch", "--on", "local:2x4"]):
-        assert main([*command, str(config)]) == 2
-        assert f"{tmp_path}/run/metrics.jsonl is a directory; a run keeps a file of that" in capsys.readouterr().err
-        assert main([*command, str(config), f"run.dir={tmp_path}/{'n' * 300}"]) == 2
-        assert "of run.dir cannot be created: File name too long." in capsys.readouterr().err
+        error = cli(2, *command, config).err
+        assert f"{tmp_path}/run/metrics.jsonl is a directory; a run keeps a file of that" in error
+        error = cli(2, *command, config, f"run.dir={tmp_path}/{'n' * 300}").err
+        assert "of run.dir cannot be created: File name too long." in error
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
 
 
@@ -134,7 +129,7 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path, cli, monkeypat
         patch.setattr(under_way, "explain_built", None)  # nothing compiles
         assert "does not fit the state of this run" in cli(2, "train", config, *overrides).err
     assert listing(tmp_path) == before
-    assert main(["train", str(config), "run.seed=3"]) == 2
+    train(config, "run.seed=3", code=2)
     assert listing(tmp_path) == before
     assert (
         f"Moved the run in {tmp_path / 'run'} to {tmp_path / 'run.old-1'}: checkpoints, metrics.jsonl, report.html, "

@@ -7,20 +7,15 @@ import numpy as np
 import pytest
 from spmdkit.checkpoints.manager import Restored
 from spmdkit.configs import Config, load_config
-from spmdkit.launch.cli import main
 from spmdkit.mesh.errors import UserError
 from spmdkit.runtime import training_run
 from spmdkit.runtime.build_run import build
 from spmdkit.runtime.ownership import DirectoryInUse
 from spmdkit.runtime.training_run import TrainingRun
 from spmdkit.training import loop
-from support.runs import losses, metrics, write_config, write_language_config
+from support.runs import losses, metrics, train, write_config, write_language_config
 
 CONSTANT = {"learning_rate": 0.01}
-
-
-def train(config, *overrides: str) -> None:
-    assert main(["train", str(config), *overrides]) == 0
 
 
 @pytest.mark.parametrize(

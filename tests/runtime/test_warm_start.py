@@ -14,17 +14,13 @@ import tensorstore
 from spmdkit.launch.cli import main
 from spmdkit.runtime import warm_start
 from support.faults import damage
-from support.runs import losses, metrics, write_config, write_language_config
+from support.runs import assert_same_arrays, losses, metrics, train, write_config, write_language_config
 
 pytestmark = pytest.mark.slow
 MODEL = {"name": "transformer", "layers": 5, "width": 16, "heads": 2, "mlp_width": 32}
 WIDER = {**MODEL, "mlp_width": 48}
 STILL = {"name": "sgd", "learning_rate": 1e-30}
 """Steps that change no parameter."""
-
-
-def train(config, *overrides):
-    return main(["train", str(config), *map(str, overrides)])
 
 
 def params(folder, tmp_path, name):
@@ -34,19 +30,13 @@ def params(folder, tmp_path, name):
     return {each.relative_to(path).with_suffix("").as_posix(): np.load(each) for each in path.rglob("*.npy")}
 
 
-def assert_equal(found, expected):
-    assert found.keys() == expected.keys()
-    for path, array in expected.items():
-        assert np.array_equal(found[path], array), path
-
-
 @pytest.fixture(scope="module")
 def old(tmp_path_factory):
     """A language model of 5 blocks, trained by 2 stages: blocks lie in another order than the model's."""
     strategy = {"pipe": {"size": 2, "schedule": "interleaved_1f1b", "microbatches": 2}, "data": 4}
     short = {"train": {"steps": 3, "global_batch": 16}, "eval": {"every": 0, "batches": 1}}
     config = write_language_config(tmp_path_factory.mktemp("old"), model=MODEL, strategy=strategy, **short)
-    assert train(config) == 0
+    train(config)
     return config
 
 
@@ -70,14 +60,14 @@ def test_another_mesh_dtype_batch_and_optimizer_begin_with_the_same_parameters(o
     config = new_config(old, tmp_path, train={"steps": 1, "global_batch": 8})
     assert f"Starting from the parameters of {old.parent}/run/checkpoints/3 (" in cli(0, "train", config).out
     expected = params(old.parent / "run", tmp_path, "old")
-    assert_equal(params(tmp_path / "run", tmp_path, "new"), expected)
-    assert train(config, "train.steps=2", f"checkpoint.start_from={tmp_path}/nowhere") == 0
+    assert_same_arrays(params(tmp_path / "run", tmp_path, "new"), expected)
+    train(config, "train.steps=2", f"checkpoint.start_from={tmp_path}/nowhere")
     assert "Resuming" in capsys.readouterr().out, "a run that goes on takes nothing from there any more"
 
 
 def test_the_optimizer_is_fresh_and_the_data_begins(old, tmp_path):
     config = new_config(old, tmp_path, optimizer={"learning_rate": 0.01})
-    assert train(config) == 0
+    train(config)
     (record,) = metrics(tmp_path / "run")
     assert (record["step"], record["learning_rate"]) == (1, 0.01)
     assert record["loss"] < losses(old.parent / "run")[1], "it has learned already"
@@ -94,9 +84,9 @@ def test_other_shapes_are_named_or_drawn(old, tmp_path, cli):
     assert "; initialized: blocks/mlp/" in cli(0, "train", config, "checkpoint.start_fresh=['blocks/mlp/.*']").out
     expected, found = params(old.parent / "run", tmp_path, "old"), params(tmp_path / "run", tmp_path, "new")
     kept = {path: array for path, array in expected.items() if "/mlp/" not in path}
-    assert_equal({path: found[path] for path in kept}, kept)
+    assert_same_arrays({path: found[path] for path in kept}, kept)
     drawn_config = new_config(old, tmp_path / "drawn", checkpoint={"every": 0}, model=WIDER)
-    assert train(drawn_config) == 0
+    train(drawn_config)
     drawn = params(tmp_path / "drawn" / "run", tmp_path, "drawn")
     assert np.array_equal(found["blocks/mlp/up"], drawn["blocks/mlp/up"]), "as a run of the same seed draws it"
 
@@ -107,14 +97,14 @@ def test_adapters_begin_beside_parameters_that_are_taken_over(old, tmp_path, cap
     config = new_config(old, tmp_path, model={**MODEL, "lora": lora}, optimizer={"learning_rate": 0.01})
     assert "; initialized: blocks/lora/attention/" in cli(0, "train", config).out
     expected, found = params(old.parent / "run", tmp_path, "old"), params(tmp_path / "run", tmp_path, "new")
-    assert_equal({path: array for path, array in found.items() if "lora" not in path.split("/")}, expected)
+    assert_same_arrays({path: array for path, array in found.items() if "lora" not in path.split("/")}, expected)
     again = tmp_path / "again"
     again.mkdir()
     start = {"every": 0, "start_from": str(tmp_path / "run")}
     config = new_config(old, again, model={**MODEL, "lora": lora}, checkpoint=start)
-    assert train(config) == 0
-    assert_equal(params(again / "run", tmp_path, "again"), found)
-    assert train(config, "--fresh", f"model={json.dumps(MODEL)}") == 2
+    train(config)
+    assert_same_arrays(params(again / "run", tmp_path, "again"), found)
+    train(config, "--fresh", f"model={json.dumps(MODEL)}", code=2)
     assert "it has low-rank adapters: keep its model.lora" in capsys.readouterr().err
 
 
@@ -159,7 +149,7 @@ def test_processes_compare_the_checkpoint_and_its_contents(old, tmp_path, monkey
     """A run that still trains saves step 6 between the looks of two processes; or another folder has that name."""
     seen = []
     monkeypatch.setattr(warm_start, "agree", lambda name, found, seconds, fix: seen.append((found, fix)))
-    assert train(new_config(old, tmp_path), "train.steps=1") == 0
+    train(new_config(old, tmp_path), "train.steps=1")
     ((found, fix),) = seen
     assert fix.startswith("Name one of its steps, as <run>/<step>, by an absolute path")
     ((name, value),) = found.items()

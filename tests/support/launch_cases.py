@@ -5,6 +5,15 @@ from pathlib import Path
 import yaml
 from spmdkit.launch import kubernetes
 from spmdkit.launch.launchers import LaunchRequest
+from spmdkit.launch.startup.detection import find_job
+from spmdkit.launch.startup.variables import Job
+
+
+def job_of(text: str) -> Job:
+    """The job of a process with these environment variables."""
+    job = find_job(variables(text))
+    assert job is not None
+    return job
 
 
 def variables(text: str) -> dict[str, str]:

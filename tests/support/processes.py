@@ -82,11 +82,16 @@ def processes_of(text: str | Path) -> list[int]:
 
 def process_state(pid: int) -> str:
     """The state letter of a process; "" if it has ended."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
+    state, *_ = stat_fields(pid) or [""]
     return "" if state in "ZX" else state
+
+
+def stat_fields(pid: int) -> list[str]:
+    """The fields of a process from its state on; none where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def assert_gone(*pids: int, seconds: float = 20.0) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,8 @@ from pathlib import Path
 from spmdkit.launch.remote.client import FRAME, message
 from spmdkit.launch.remote.preflight import BOOTSTRAP
 from spmdkit.launch.startup.addresses import Address, wait_until_listening
-from support.processes import wait_for
+from spmdkit.launch.supervision.workers import free_port
+from support.processes import stat_fields, wait_for
 
 SSHD = "/usr/sbin/sshd"
 CONFIG = """
@@ -60,7 +60,7 @@ class Server:
 
     def __init__(self, folder: Path, keys: Keys, address: str) -> None:
         folder.mkdir()
-        self.folder, self.address, self.port = folder, address, free_port(address)
+        self.folder, self.address, self.port = folder, address, free_port()
         make_key(folder / "host_key")
         config = folder / "sshd_config"
         config.write_text(CONFIG.format(port=self.port, address=address, folder=folder, keys=keys.folder))
@@ -104,12 +104,6 @@ def make_key(path: Path) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
 
 
-def free_port(address: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return probe.getsockname()[1]
-
-
 def descendants(pid: int) -> list[int]:
     """The children of a process, theirs, and so on."""
     children: dict[int, list[int]] = {}
@@ -121,14 +115,6 @@ def descendants(pid: int) -> list[int]:
         found += new
         new = [child for parent in new for child in children.get(parent, [])]
     return found
-
-
-def stat_fields(pid: int) -> list[str]:
-    """The fields of a process from its state on; none where it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
 
 
 def command_line(pid: int) -> str:

@@ -6,6 +6,8 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent, indent
 from types import ModuleType
@@ -16,6 +18,7 @@ import yaml
 from spmdkit.checkpoints.manager import Checkpoints
 from spmdkit.configs import load_config
 from spmdkit.configs.config_text import resolved_yaml
+from spmdkit.launch.cli import main
 from spmdkit.layouts.paths import leaves_with_paths, map_with_path
 from spmdkit.parallel.sharding.stored_order import stored_order
 from spmdkit.runtime.build_run import build
@@ -72,6 +75,13 @@ def write_language_config(folder: Path, **sections: Any) -> Path:
         (corpus / f"{number}.txt").write_text(text, encoding="utf-8")
     data = {**LANGUAGE["data"], "files": [str(corpus / "*.txt")]}
     return write_config(folder, **{**LANGUAGE, "data": data, **sections})
+
+
+def write_staged_config(folder: Path, **sections: Any) -> Path:
+    """The same for a model on stages, which store its blocks in another order."""
+    model = {"name": "transformer", "layers": 4, "width": 16, "heads": 2, "mlp_width": 32}
+    pipe = {"size": 2, "schedule": "interleaved_1f1b", "virtual": 2, "microbatches": 4}
+    return write_language_config(folder, model=model, strategy={"pipe": pipe, "data": 4}, **sections)
 
 
 def rows_of_files(pause: float = 0.0) -> str:
@@ -161,6 +171,11 @@ def trained(*arguments: str | Path, **variables: str) -> subprocess.CompletedPro
     return ended
 
 
+def train(config: Path, *overrides: str, code: int = 0) -> None:
+    """Trains in this process, which has to end with this code."""
+    assert main(["train", str(config), *overrides]) == code
+
+
 def metrics(folder: Path) -> list[dict[str, Any]]:
     """The metrics of a run, without what the clock says."""
     timed = ("seconds", "tokens_per_second", "rows_per_second", "flops_per_second")
@@ -189,6 +204,14 @@ def listing(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Every file of a folder, with when it was written and what it holds."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+@contextmanager
+def unchanged(folder: Path) -> Iterator[None]:
+    """No file of a folder is written, added or removed."""
+    before = listing(folder)
+    yield
+    assert listing(folder) == before
 
 
 def leave_run(config: Path, *overrides: str, steps: tuple[int, ...] = (4, 8), change: Any = None) -> Path:

@@ -14,6 +14,7 @@ from spmdkit.parallel import BlockModel, Model, Precision, build_step, lay_out
 WIDTH, VOCABULARY, BLOCKS = 16, 32, 3
 ROWS, LENGTH = 16, 8
 SGD, FLOAT32 = optax.sgd(0.1), Precision()
+FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
 
 
 def init(key):
@@ -111,6 +112,22 @@ def batch(seed, rows=ROWS, length=LENGTH, vocabulary=VOCABULARY):
         "weights": (random.random((rows, length)) < random.random((rows, 1))).astype(np.float32),
         "example": np.arange(rows, dtype=np.int32),
     }
+
+
+def labelled(random, *shape, classes, dtype="float64"):
+    """Rows of numbers, the first dim of `shape`, each with a class and a weight of 1."""
+    return {
+        "inputs": random.normal(size=shape).astype(dtype),
+        "targets": random.integers(0, classes, shape[0]).astype(np.int32),
+        "weights": np.ones(shape[0], dtype),
+        "example": np.arange(shape[0], dtype=np.int32),
+    }
+
+
+def row_masks(batch, key, width):
+    """Of a dropout that draws for each row from its own key."""
+    keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(batch["example"])
+    return jax.vmap(lambda own: jax.random.bernoulli(own, 0.8, (width,)))(keys)
 
 
 def abstract(arrays):

@@ -167,10 +167,14 @@ def epoch(number):
     return Loader(seed=number)
 
 
-def stacked_params(seed=0):
-    """A tree like a BlockModel's: two blocks of a matrix and a norm."""
+def stacked_params(seed=0, **head):
+    """A tree like a BlockModel's: two blocks of a matrix and a norm; `head` has shapes of more parameters."""
     random = np.random.default_rng(seed)
-    shapes = {"embed": {"tokens": (6, 4)}, "blocks": {"kernel": (2, 4, 8), "norm": (2, 4)}, "head": {"logits": (4, 6)}}
+    shapes = {
+        "embed": {"tokens": (6, 4)},
+        "blocks": {"kernel": (2, 4, 8), "norm": (2, 4)},
+        "head": {"logits": (4, 6), **head},
+    }
     draw = lambda shape: jnp.asarray(random.normal(size=shape), jnp.float32)  # noqa: E731
     return jax.tree.map(draw, shapes, is_leaf=lambda x: isinstance(x, tuple))
 
@@ -191,6 +195,15 @@ def train(config, params, goal, steps, **options):
     for _ in range(steps):
         params, state = step(params, state)
     return params
+
+
+def updated(optimizer, params, given):
+    """The optimizer's state and the parameters after each update with these gradients."""
+    state = optimizer.init(params)
+    for gradients in given:
+        updates, state = optimizer.update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+        yield state, jax.device_get(params)
 
 
 def one_update(config, params, gradients):

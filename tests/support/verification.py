@@ -16,7 +16,6 @@ from support import toy
 
 ROWS, WIDTH, CLASSES = 16, 16, 8
 MESH = {"data": 2, "fsdp": FSDPConfig(size=2, floor_bytes=512)}
-AXES = ("data", "fsdp")
 
 
 def init(key):
@@ -35,26 +34,20 @@ def dropped(params, batch, key):
     """The same with dropout, each row's from its own key."""
     if key is None:
         return loss(params, batch, key)
-    keys = jax.vmap(lambda example: jax.random.fold_in(key, example))(batch["example"])
-    keep = jax.vmap(lambda key: jax.random.bernoulli(key, 0.8, (WIDTH,)))(keys)
-    return loss(params, {**batch, "inputs": batch["inputs"] * keep}, None)
+    return loss(params, {**batch, "inputs": batch["inputs"] * toy.row_masks(batch, key, WIDTH)}, None)
 
 
 MODEL = Model(init=init, loss=loss)
 DROPOUT = Model(init=init, loss=dropped)
 
 
-def batches(steps=2):
-    random = np.random.default_rng(0)
-    return [
-        {
-            "inputs": random.normal(size=(ROWS, WIDTH)).astype(np.float32),
-            "targets": random.integers(0, CLASSES, ROWS).astype(np.int32),
-            "weights": random.choice([0.25, 0.5, 1.0], ROWS).astype(np.float32),
-            "example": np.arange(ROWS, dtype=np.int32),
-        }
-        for _ in range(steps)
-    ]
+def batches(shape=(ROWS, WIDTH), classes=CLASSES, dtype="float32"):
+    """Two, whose rows have ragged weights."""
+    random, given = np.random.default_rng(0), []
+    for _ in range(2):
+        rows = toy.labelled(random, *shape, classes=classes, dtype=dtype)
+        given.append({**rows, "weights": random.choice([0.25, 0.5, 1.0], len(rows["example"])).astype(dtype)})
+    return given
 
 
 OPTIMIZER = optax.adamw(1e-3, weight_decay=0.1)

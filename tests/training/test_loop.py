@@ -8,6 +8,7 @@ import pytest
 from spmdkit.models.mlp import MLPConfig, mlp
 from spmdkit.parallel.model.loss_sums import LossSums
 from spmdkit.training.loop import StepLeftOut, evaluate, run_steps
+from support import toy
 from support.training import PretendStep, first_state
 
 import spmdkit
@@ -45,13 +46,7 @@ def test_a_pause_comes_when_all_is_done_and_before_the_next_step():
 # From plain Python, with arrays in memory.
 
 
-RANDOM = np.random.default_rng(0)
-BATCH = {
-    "inputs": RANDOM.normal(size=(ROWS, FEATURES)).astype(np.float32),
-    "targets": RANDOM.integers(CLASSES, size=ROWS).astype(np.int32),
-    "weights": np.ones(ROWS, np.float32),
-    "example": np.arange(ROWS, dtype=np.int32),
-}
+BATCH = toy.labelled(np.random.default_rng(0), ROWS, FEATURES, classes=CLASSES, dtype="float32")
 
 
 @pytest.fixture(scope="module")

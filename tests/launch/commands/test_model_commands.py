@@ -100,11 +100,10 @@ def read(path):
         return dict(archive)
 
 
-def test_writes_one_prediction_per_row(untrained, tmp_path, capsys):
-    words = ["--out", str(tmp_path / "out.npz"), "--keep", "targets,example", "train.global_batch=64"]
-    assert main(["predict", str(untrained.parent / "run"), *words]) == 0
+def test_writes_one_prediction_per_row(untrained, tmp_path, cli):
+    words = ["--out", tmp_path / "out.npz", "--keep", "targets,example", "train.global_batch=64"]
     wrote = f"Wrote {tmp_path / 'out.npz'}: predictions 420x10, targets 420, example 420."
-    assert wrote in capsys.readouterr().out
+    assert wrote in cli(0, "predict", untrained.parent / "run", *words).out
     found = read(tmp_path / "out.npz")
     np.testing.assert_array_equal(found["example"], np.arange(420))
     alone = spmdkit.load_run(untrained.parent / "run", mesh={})
@@ -114,16 +113,15 @@ def test_writes_one_prediction_per_row(untrained, tmp_path, capsys):
     np.testing.assert_allclose(found["predictions"], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_replaces_only_earlier_predictions_and_with_force(untrained, tmp_path, capsys, cli):
-    words = ["predict", str(untrained), "--out", str(tmp_path / "out.npz")]
-    assert main(words) == 0
-    assert main(words) == 2
-    assert "out.npz exists. Choose another name, or give --force to replace it" in capsys.readouterr().err
+def test_replaces_only_earlier_predictions_and_with_force(untrained, tmp_path, cli):
+    words = ["predict", untrained, "--out", tmp_path / "out.npz"]
+    cli(0, *words)
+    assert "out.npz exists. Choose another name, or give --force to replace it" in cli(2, *words).err
     facts = json.loads(cli(0, *words, "--force", "--step", "4", "--json").out)
     written = {"file": str(tmp_path / "out.npz"), "arrays": {"predictions": [420, 10]}}
     assert facts == {"run": str(untrained.parent / "run"), "step": 4, **written}
     (tmp_path / "out.npz").write_bytes(b"mine")
-    assert main([*words, "--force"]) == 2
+    cli(2, *words, "--force")
     assert (tmp_path / "out.npz").read_bytes() == b"mine"
 
 

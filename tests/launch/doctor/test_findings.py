@@ -4,7 +4,6 @@ import json
 import socket
 
 import pytest
-from spmdkit.launch.cli import main
 from spmdkit.launch.doctor import findings
 from spmdkit.launch.doctor.findings import format_finding, format_json, format_text
 from spmdkit.launch.doctor.job_checks import Finding
@@ -57,14 +56,13 @@ def test_reports_problems(arguments, variables, name, found, config, cli, monkey
         ("3", "no-such-host.invalid", "'no-such-host.invalid' (SPMDKIT_JOB_ADDRESSES) is unknown on"),
     ],
 )
-def test_a_process_that_meets_no_other_reports_its_own_rank(rank, host, message, capsys, monkeypatch):
+def test_a_process_that_meets_no_other_reports_its_own_rank(rank, host, message, cli, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1] if rank == "0" else free_port()
         job = {"JOB_ADDRESSES": f"{host}:{port}", "NUM_PROCESSES": "4", "PROCESS_ID": rank, "SIMULATE": "2"}
         for name, value in job.items():
             monkeypatch.setenv(f"SPMDKIT_{name}", value)
-        assert main(["doctor", "--json", "--wait", "0.3"]) == 2
-    findings = json.loads(capsys.readouterr().out)["findings"]
+        findings = json.loads(cli(2, "doctor", "--json", "--wait", "0.3").out)["findings"]
     (wrong,) = (finding for finding in findings if finding["level"] == "wrong")
     assert wrong["name"] == "processes"
     assert message in wrong["found"]

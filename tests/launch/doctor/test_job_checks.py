@@ -7,16 +7,14 @@ from pathlib import Path
 from spmdkit.launch.doctor import job_checks
 from spmdkit.launch.doctor.job_checks import Finding, check_coordinator, check_names, check_run_dir
 from spmdkit.launch.startup.addresses import Address
-from spmdkit.launch.startup.detection import find_job
 from spmdkit.launch.startup.rendezvous import Rendezvous
 from spmdkit.launch.startup.variables import Job
 from spmdkit.launch.supervision.workers import free_port
-from support.launch_cases import SLURM, variables
+from support.launch_cases import SLURM, job_of
 
 
 def test_every_part_names_its_variable():
-    job = find_job(variables(SLURM))
-    assert job is not None
+    job = job_of(SLURM)
     assert [(finding.found, finding.variable) for finding in job_checks.describe_job(job)] == [
         ("process 3 of 5", "SLURM_PROCID, SLURM_NTASKS"),
         ("detected from Slurm", ""),

@@ -16,6 +16,7 @@ from support.launch_cases import (
     POD_VARIABLES,
     SLURM,
     SLURM_ID,
+    job_of,
     variables,
 )
 
@@ -45,8 +46,7 @@ from support.launch_cases import (
     ],
 )
 def test_finds_the_job(text, source, address, who, local):
-    job = find_job(variables(text))
-    assert job is not None
+    job = job_of(text)
     assert (job.source, str(job.address), (job.process_id, job.num_processes)) == (source, address, who)
     assert (job.local_rank, job.local_processes) == local
     assert job.is_shared
@@ -119,8 +119,7 @@ def test_rejects_incomplete_and_contradicting_variables(text, says):
 
 
 def test_records_the_variable_of_each_value():
-    job = find_job(variables(f"{SLURM} JAX_COORDINATOR_ADDRESS=n1:5"))
-    assert job is not None
+    job = job_of(f"{SLURM} JAX_COORDINATOR_ADDRESS=n1:5")
     ranks = {"num_processes": "SLURM_NTASKS", "process_id": "SLURM_PROCID", "local_rank": "SLURM_LOCALID"}
     others = {"address": "JAX_COORDINATOR_ADDRESS", "identity": "SLURM_JOB_ID", "nodes": "SLURM_STEP_NODELIST"}
     assert job.variables == {**ranks, **others}
@@ -128,15 +127,12 @@ def test_records_the_variable_of_each_value():
 
 
 def test_launcher_around_a_complete_job_gives_no_identity():
-    job = find_job(variables(f"{OPEN_MPI} SPMDKIT_JOB_ADDRESSES=n1:5 SPMDKIT_NUM_PROCESSES=2 SPMDKIT_PROCESS_ID=1"))
-    assert job is not None
+    job = job_of(f"{OPEN_MPI} SPMDKIT_JOB_ADDRESSES=n1:5 SPMDKIT_NUM_PROCESSES=2 SPMDKIT_PROCESS_ID=1")
     assert (job.local_processes, job.identity) == (2, ""), "maybe it is not set in all processes"
 
 
 def test_addresses_of_all_processes_give_their_hosts():
-    job = find_job(variables(KERAS))
-    assert job is not None
-    assert job.hosts == ("h0", "h1")
+    assert job_of(KERAS).hosts == ("h0", "h1")
 
 
 @pytest.mark.parametrize(
@@ -154,9 +150,7 @@ def test_addresses_of_all_processes_give_their_hosts():
 )
 def test_gpus_are_divided_among_the_processes_of_a_host(visible, text, devices, monkeypatch):
     monkeypatch.setattr(detection, "count_gpus", lambda: visible)
-    job = find_job(variables(text))
-    assert job is not None
-    assert job.local_devices == devices
+    assert job_of(text).local_devices == devices
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Environment variables of the launchers: integers, addresses, host lists, ports."""
 
 import pytest
-from spmdkit.launch.startup.detection import find_job
 from spmdkit.launch.startup.variables import (
     FIRST_PORT,
     PORTS,
@@ -12,7 +11,7 @@ from spmdkit.launch.startup.variables import (
 )
 from spmdkit.launch.startup.worker import job_environment
 from spmdkit.mesh.errors import UserError
-from support.launch_cases import JAX, KERAS, SLURM, variables
+from support.launch_cases import JAX, KERAS, SLURM, job_of, variables
 
 
 @pytest.mark.parametrize(
@@ -43,9 +42,7 @@ def test_expands_task_counts(text, counts):
 
 
 def test_a_requeued_job_has_another_identity():
-    first, second = (find_job(variables(f"{SLURM} SLURM_RESTART_COUNT={count}")) for count in "01")
-    assert first is not None
-    assert second is not None
+    first, second = (job_of(f"{SLURM} SLURM_RESTART_COUNT={count}") for count in "01")
     assert first.identity != second.identity
     assert first.address != second.address
 

@@ -16,13 +16,8 @@ ROWS, FEATURES, CLASSES = 8, 4, 4
 
 
 def batch(seed=0):
-    random = np.random.default_rng(seed)
-    return {
-        "inputs": random.normal(size=(ROWS, FEATURES)),
-        "targets": random.integers(0, CLASSES, ROWS).astype(np.int32),
-        "weights": np.ones(ROWS),
-        "example": np.arange(ROWS, dtype=np.int32) + seed * ROWS,
-    }
+    rows = toy.labelled(np.random.default_rng(seed), ROWS, FEATURES, classes=CLASSES)
+    return {**rows, "example": rows["example"] + seed * ROWS}
 
 
 def proved(module, **options):

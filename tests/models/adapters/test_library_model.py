@@ -12,15 +12,15 @@ from spmdkit.configs import load_config
 from spmdkit.mesh.errors import UserError
 from spmdkit.models.adapters.library_model import adapt
 from spmdkit.models.catalog import load_model
-from spmdkit.parallel import FSDPConfig, Precision, build_step, lay_out
+from spmdkit.parallel import FSDPConfig, build_step, lay_out
 from spmdkit.runtime.loading.load_run import load_run
 from spmdkit.runtime.train import train
 from spmdkit.training.metrics import read_metrics
+from support import toy
 from support.forms_of_names import keras_in
 from support.runs import EXAMPLES, example
 
 pytestmark = pytest.mark.usefixtures("broadcasting")
-FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
 ROWS, FEATURES, WIDTH, CLASSES, STEPS, RATE = 16, 8, 16, 8, 3, 0.1
 MESHES = {
     "data": {"data": 8},
@@ -38,12 +38,8 @@ RULES = {
 
 def batch(seed):
     random = np.random.default_rng(seed)
-    return {
-        "inputs": random.normal(size=(ROWS, FEATURES)),
-        "targets": random.integers(0, CLASSES, ROWS).astype(np.int32),
-        "weights": random.uniform(0.5, 1.5, ROWS),
-        "example": np.arange(ROWS * seed, ROWS * (seed + 1), dtype=np.int32),
-    }
+    rows = toy.labelled(random, ROWS, FEATURES, classes=CLASSES)
+    return {**rows, "weights": random.uniform(0.5, 1.5, ROWS), "example": rows["example"] + ROWS * seed}
 
 
 def mean_loss(logits, rows):
@@ -215,8 +211,8 @@ def test_training_is_that_of_its_own_library(library, mesh):
         module, params, losses, right, evaluated = LIBRARIES[library]()
         model = adapted(module)
         rules = RULES[library] if "tensor" in mesh else None
-        plan = lay_out(model, MESHES[mesh], rules=rules, precision=FLOAT64)
-        step = build_step(model, optax.sgd(RATE), plan, precision=FLOAT64)
+        plan = lay_out(model, MESHES[mesh], rules=rules, precision=toy.FLOAT64)
+        step = build_step(model, optax.sgd(RATE), plan, precision=toy.FLOAT64)
         state, found = step.init(0, params=jax.tree.map(np.asarray, params)), []
         for seed in range(STEPS):
             state, metrics = step(state, batch(seed))

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from jax import lax
 from spmdkit.mesh.errors import UserError
-from spmdkit.parallel import FSDPConfig, LossSums, Model, Precision, batch_axes, verify
+from spmdkit.parallel import FSDPConfig, LossSums, Model, batch_axes, verify
 from spmdkit.parallel.sharding.model_errors import ModelError, abstract_state, check_loss
 from support import toy
 
-FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
 WIDTH, ROWS = 8, 16
 FSDP = FSDPConfig(size=4, floor_bytes=1)
 BOTH = {"data": 2, "fsdp": FSDPConfig(size=2, floor_bytes=1)}
@@ -86,7 +85,7 @@ def plain_steps(accumulate):
 def steps_on(mesh, accumulate, model=MODEL):
     start, *_ = plain_steps(accumulate)
     with jax.enable_x64(True):
-        step = toy.build(MESHES[mesh], model=model, accumulate=accumulate, precision=FLOAT64)
+        step = toy.build(MESHES[mesh], model=model, accumulate=accumulate, precision=toy.FLOAT64)
         state, losses, near = step.init(0, params=start), [], []
         for seed in range(2):
             state, metrics = step(state, batch(seed))

@@ -19,7 +19,7 @@ from spmdkit.parallel.verification.rounding import (
     undecided,
 )
 from support import toy
-from support.verification import unchecked
+from support.verification import batches, unchecked
 
 
 def tolerance(jaxpr, stored, **options):
@@ -137,24 +137,12 @@ def normed_loss(params, batch, key):
 NORMED = Model(init=init, loss=normed_loss, name="normed")
 
 
-def batches():
-    random = np.random.default_rng(0)
-    return [
-        {
-            "inputs": random.normal(size=(ROWS, PLACES, 4)),
-            "targets": random.integers(0, 8, ROWS).astype(np.int32),
-            "weights": random.choice([0.25, 0.5, 1.0], ROWS),
-            "example": np.arange(ROWS, dtype=np.int32),
-        }
-        for _ in range(2)
-    ]
-
-
 ADAMW = optax.adamw(1e-3)
 
 
 def verified(optimizer=ADAMW, **options):
-    return verify(NORMED, {"data": 4}, batches(), optimizer=optimizer, devices=toy.devices(4), **options)
+    given = batches((ROWS, PLACES, 4), classes=8, dtype="float64")
+    return verify(NORMED, {"data": 4}, given, optimizer=optimizer, devices=toy.devices(4), **options)
 
 
 def errors(result, kind="gradients"):

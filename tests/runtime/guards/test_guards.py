@@ -119,7 +119,7 @@ def test_the_ledger_and_the_report_say_where_the_time_went(guarded):
 
 
 @pytest.mark.slow
-def test_copies_are_compared_every_few_steps_and_before_every_save(tmp_path, monkeypatch, capsys):
+def test_copies_are_compared_every_few_steps_and_before_every_save(tmp_path, monkeypatch, cli):
     """Saves are due at 4, 8 and 12, comparisons at 3, 6, 9 and 12."""
     looked = []
 
@@ -128,9 +128,8 @@ def test_copies_are_compared_every_few_steps_and_before_every_save(tmp_path, mon
         assert found == []
 
     monkeypatch.setattr("spmdkit.runtime.guards.replica_guard.ReplicaGuard._judge", noting)
-    assert main(["train", str(write_config(tmp_path)), *ON]) == 0
+    assert "is compared every 3 steps and before every save" in cli(0, "train", write_config(tmp_path), *ON).out
     assert looked == [3, 4, 6, 8, 9, 12]
-    assert "is compared every 3 steps and before every save" in capsys.readouterr().out
 
 
 def test_nothing_is_saved_after_a_find(tmp_path, monkeypatch, cli):

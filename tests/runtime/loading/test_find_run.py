@@ -13,16 +13,16 @@ from support.runs import write_config
 @pytest.mark.parametrize(
     ("given", "step"), [("run", 8), ("run/checkpoints", 8), ("run/checkpoints/4", 4), ("run/4", 4)]
 )
-def test_a_folder(given, step, config, folder):
-    place = find_run(config.parent / given)
+def test_a_folder(given, step, untrained, folder):
+    place = find_run(untrained.parent / given)
     assert place.found.one == folder / "checkpoints" / str(step)
     assert place.config == folder / "config.yaml"
     assert find_run(folder, 4).found.one == folder / "checkpoints" / "4"
 
 
-def test_the_config_that_trained_it(config, folder, tmp_path, monkeypatch):
-    place = find_run(config, 4)
-    assert (place.found.one, place.config) == (folder / "checkpoints" / "4", config)
+def test_the_config_that_trained_it(untrained, folder, tmp_path, monkeypatch):
+    place = find_run(untrained, 4)
+    assert (place.found.one, place.config) == (folder / "checkpoints" / "4", untrained)
     (tmp_path / "runs").mkdir()
     os.symlink(folder, tmp_path / "runs" / "mlp")
     monkeypatch.chdir(tmp_path)

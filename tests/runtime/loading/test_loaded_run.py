@@ -11,7 +11,6 @@ import pytest
 from spmdkit.configs.schema import Config
 from spmdkit.data.config import DataConfig
 from spmdkit.data.sources.arrays import ArraySource
-from spmdkit.launch.cli import main
 from spmdkit.layouts.paths import map_with_path
 from spmdkit.mesh.errors import UserError
 from spmdkit.models import hugging_face
@@ -21,7 +20,7 @@ from spmdkit.parallel.model import Model
 from spmdkit.runtime import finish
 from spmdkit.runtime.loading.loaded_run import LoadedRun
 from spmdkit.runtime.provenance import Provenance, to_json
-from support.runs import leave_run, whole, write_config, write_language_config
+from support.runs import leave_run, train, whole, write_config, write_language_config
 
 import spmdkit
 
@@ -241,13 +240,13 @@ TRANSFORMER = {"name": "transformer", "layers": 2, "width": 16, "heads": 2, "mlp
 @pytest.mark.long_cases("adapters", "whole")
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "match": ["blocks/attention/.*"]}], ids=["whole", "adapters"])
-def test_it_is_the_model_of_the_run(lora, tmp_path, capsys):
+def test_it_is_the_model_of_the_run(lora, tmp_path, cli):
     model = {**TRANSFORMER, **({"lora": lora} if lora else {})}
     config = write_language_config(tmp_path, model=model, strategy={"fsdp": {"size": 8, "floor_bytes": 64}})
-    assert main(["train", str(config), "train.steps=3", "sample.length=0"]) == 0
+    train(config, "train.steps=3", "sample.length=0")
     run = spmdkit.load_run(tmp_path / "run")
-    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "hugging_face"]) == 0
-    assert "config.json and the weights of step 3" in capsys.readouterr().out
+    exported = cli(0, "export", tmp_path / "run", tmp_path / "out", "--to", "hugging_face").out
+    assert "config.json and the weights of step 3" in exported
     loaded = hugging_face.load(tmp_path / "out", length=run.config.data.length)
     assert (tmp_path / "out" / "config.json").is_file()
     inputs = np.arange(2 * run.config.data.length, dtype=np.int32).reshape(2, -1) % 100
@@ -261,33 +260,32 @@ def test_it_is_the_model_of_the_run(lora, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_of_hugging_face_is_exported_as_one(tmp_path, capsys):
+def test_a_run_of_hugging_face_is_exported_as_one(tmp_path, cli):
     """By default, a folder of Hugging Face; other kinds are exported if they are named."""
     first = write_language_config(tmp_path, model=TRANSFORMER, strategy={"data": 8})
-    assert main(["train", str(first), "train.steps=1", "sample.length=0"]) == 0
-    assert main(["export", str(tmp_path / "run"), str(tmp_path / "base"), "--to", "hugging_face"]) == 0
+    train(first, "train.steps=1", "sample.length=0")
+    cli(0, "export", tmp_path / "run", tmp_path / "base", "--to", "hugging_face")
     model = {"name": "hugging_face", "folder": str(tmp_path / "base")}
     config = write_language_config(tmp_path / "tuned", model=model, strategy={"data": 8})
-    assert main(["train", str(config), "train.steps=1", "sample.length=0"]) == 0
+    train(config, "train.steps=1", "sample.length=0")
     folder = tmp_path / "tuned" / "run"
-    assert main(["export", str(folder), str(tmp_path / "out")]) == 0
-    capsys.readouterr()
+    cli(0, "export", folder, tmp_path / "out")
     run = spmdkit.load_run(folder)
     embedding = np.asarray(hugging_face.load(tmp_path / "out", length=run.config.data.length).params["embed"]["tokens"])
     np.testing.assert_array_equal(embedding, run.params["embed"]["tokens"])
     assert np.any(embedding != hugging_face.load(tmp_path / "base").params["embed"]["tokens"]), "it was trained"
     for words in (["a.safetensors"], ["arrays", "--to", "npy"]):
-        assert main(["export", str(folder), str(tmp_path / words[0]), *words[1:]]) == 0
-        assert f"For transformers: spmdkit export {folder} DIRECTORY" in capsys.readouterr().out
+        exported = cli(0, "export", folder, tmp_path / words[0], *words[1:]).out
+        assert f"For transformers: spmdkit export {folder} DIRECTORY" in exported
         assert not (tmp_path / words[0] / "config.json").exists()
 
 
-def test_export_rejects_whole_state_for_hugging_face_runs(tmp_path, capsys):
+def test_export_rejects_whole_state_for_hugging_face_runs(tmp_path, cli):
     folder = leave_run(write_config(tmp_path), steps=(4,))
     config = folder / "config.yaml"
     config.write_text(config.read_text(encoding="utf-8").replace("name: mlp", "name: hugging_face"), encoding="utf-8")
-    assert main(["export", str(folder), str(tmp_path / "out"), "--whole-state"]) == 2
-    assert "the default for a run of this model. Add --to npy, or remove it." in capsys.readouterr().err
+    error = cli(2, "export", folder, tmp_path / "out", "--whole-state").err
+    assert "the default for a run of this model. Add --to npy, or remove it." in error
 
 
 def test_export_rejects_incompatible_options(tmp_path, cli):

@@ -24,34 +24,22 @@ def loaded(folder, logged=0, *, batch=16, ema=False, averages=False, step=8, com
 
 
 @pytest.mark.parametrize(
-    ("batch", "batches", "logged", "rows", "remark"),
+    ("options", "batches", "rows", "remark"),
     [
-        (16, None, 0, (100, 100), ""),
-        (16, 2, 2, (32, 32), ""),
-        (32, 7, 0, (100, 100), ""),
-        (16, None, 9, (100, 100), ""),
-        (16, None, 2, (100, 32), "is of 32 rows (eval.batches=2); --batches selects how many."),
-        (16, 2, 0, (32, 100), "is of 100 rows (eval.batches=0); --batches selects how many."),
+        ({}, None, (100, 100), ""),
+        ({"logged": 2}, 2, (32, 32), ""),
+        ({"batch": 32}, 7, (100, 100), ""),
+        ({"logged": 9}, None, (100, 100), ""),
+        ({"logged": 2}, None, (100, 32), "is of 32 rows (eval.batches=2); --batches selects how many."),
+        ({}, 2, (32, 100), "is of 100 rows (eval.batches=0); --batches selects how many."),
+        ({"ema": True, "averages": True}, None, (100, 100), ""),
+        ({"averages": True}, None, (100, 100), "of the averages (optimizer.ema.evaluate): use --ema for the same."),
+        ({"ema": True}, None, (100, 100), "of the parameters themselves: omit --ema for the same."),
     ],
 )
-def test_compares_only_the_same_rows(batch, batches, logged, rows, remark, tmp_path):
-    found = compare_with_log(loaded(tmp_path, logged, batch=batch), 100, batches, SAME)
+def test_compares_only_the_same_rows_and_parameters(options, batches, rows, remark, tmp_path):
+    found = compare_with_log(loaded(tmp_path, **options), 100, batches, SAME)
     assert (found.rows, found.log_rows) == rows
-    assert found.remark.endswith(remark)
-    assert bool(found.remark) == bool(remark)
-    assert found.logged == ({} if remark else SAME)
-
-
-@pytest.mark.parametrize(
-    ("ema", "averages", "remark"),
-    [
-        (True, True, ""),
-        (False, True, "of the averages (optimizer.ema.evaluate): use --ema for the same."),
-        (True, False, "of the parameters themselves: omit --ema for the same."),
-    ],
-)
-def test_compares_only_the_same_parameters(ema, averages, remark, tmp_path):
-    found = compare_with_log(loaded(tmp_path, ema=ema, averages=averages), 100, None, SAME)
     assert found.remark.endswith(remark)
     assert bool(found.remark) == bool(remark)
     assert found.logged == ({} if remark else SAME)

@@ -15,6 +15,7 @@ from spmdkit.parallel.options import Precision
 from spmdkit.training.callbacks.fit import fit
 from spmdkit.training.callbacks.monitoring import BestCheckpoint, ReduceOnPlateau
 from spmdkit.training.callbacks.rate_factor import LEARNING_RATE, adjustable, factors_of
+from support import toy
 from support.faults import flip_in
 
 import spmdkit
@@ -29,9 +30,7 @@ def step():
 
 @pytest.fixture(scope="module")
 def batch(step):
-    random = np.random.default_rng(0)
-    rows = {"inputs": random.normal(size=(16, 8)).astype(np.float32), "targets": np.arange(16, dtype=np.int32) % 4}
-    rows |= {"weights": np.ones(16, np.float32), "example": np.arange(16, dtype=np.int32)}
+    rows = toy.labelled(np.random.default_rng(0), 16, 8, classes=4, dtype="float32")
     return jax.device_put(rows, step.plan.batch_sharding())
 
 

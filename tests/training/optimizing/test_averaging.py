@@ -11,8 +11,8 @@ from spmdkit.training.optimizing.averaging import EMAConfig, average_reader, ave
 from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
 from support import toy
 from support.rows import batches, model, row_named
+from support.training import updated
 
-FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
 STRATEGIES = {
     "data-fsdp": {"data": 2, "fsdp": {"size": 2, "floor_bytes": 0}},
     "zero1": {"data": {"size": 4, "zero": 1}},
@@ -27,7 +27,7 @@ def in_numpy(average, params, number, decay):
 
 
 def check(own, strategy, given, decay=0.8):
-    step = toy.build(strategy, averaged(optax.adamw(0.05), decay), own, precision=FLOAT64)
+    step = toy.build(strategy, averaged(optax.adamw(0.05), decay), own, precision=toy.FLOAT64)
     layouts, read, state = step.plan, average_reader(step.plan), step.init(0)
     expected = jax.device_get(state.params)
     for number, batch in enumerate(given, 1):
@@ -65,12 +65,8 @@ PARAMS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(3, np.
 
 def run(optimizer, given):
     """The state after updates with these gradients, and the parameters after each."""
-    params, state, found = PARAMS, optimizer.init(PARAMS), []
-    for each in given:
-        updates, state = optimizer.update(each, state, params)
-        params = optax.apply_updates(params, updates)
-        found.append(jax.device_get(params))
-    return state, found
+    states, found = zip(*updated(optimizer, PARAMS, given), strict=True)
+    return states[-1], found
 
 
 def test_weight_falls_to_one_minus_decay():

@@ -10,17 +10,13 @@ import pytest
 from spmdkit.layouts.paths import leaves_with_paths, map_with_path
 from spmdkit.training.optimizing.groups import GroupConfig, assign, by_group, labels
 from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
+from support.training import stacked_params
 
 LINEAR = {"name": "linear"}
 
 
 def params(seed=0):
-    """A tree like a BlockModel's."""
-    random = np.random.default_rng(seed)
-    shapes = {"embed": {"tokens": (6, 4)}, "blocks": {"kernel": (2, 4, 8), "norm": (2, 4)}}
-    shapes["head"] = {"logits": (4, 6), "norm": (4,)}
-    draw = lambda shape: jnp.asarray(random.normal(size=shape), jnp.float32)  # noqa: E731
-    return jax.tree.map(draw, shapes, is_leaf=lambda x: isinstance(x, tuple))
+    return stacked_params(seed, norm=(4,))
 
 
 def updates(optimizer, steps=2):

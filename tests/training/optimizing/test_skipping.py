@@ -8,6 +8,7 @@ import pytest
 from spmdkit.parallel import Model, build_step, lay_out
 from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
 from spmdkit.training.optimizing.skipping import skip_not_finite, skipped
+from support.training import updated
 
 PARAMS = {"w": jnp.ones((2, 3)), "b": jnp.ones(3)}
 
@@ -19,12 +20,7 @@ def gradients(bad=None):
 
 def run(optimizer, given):
     """The parameters and the number of updates left out after each step."""
-    params, state, found = PARAMS, optimizer.init(PARAMS), []
-    for each in given:
-        updates, state = optimizer.update(each, state, params)
-        params = optax.apply_updates(params, updates)
-        found.append((params, int(skipped(state))))
-    return found
+    return [(params, int(skipped(state))) for state, params in updated(optimizer, PARAMS, given)]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), -float("inf")])

@@ -54,13 +54,8 @@ def broadcast_outputs(params, batch, key):
 
 def batch_norm_and_dropout(params, batch, key):
     """Statistics of the batch, and a dropout that draws for each row as it has to: the random numbers are right."""
-    scale = 1.0 if key is None else row_masks(batch, key)
+    scale = 1.0 if key is None else toy.row_masks(batch, key, WIDTH)
     return batch_norm(params, {**batch, "inputs": batch["inputs"] * scale}, None)
-
-
-def row_masks(batch, key):
-    keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(batch["example"])
-    return jax.vmap(lambda own: jax.random.bernoulli(own, 0.8, (WIDTH,)))(keys)
 
 
 def by_place(params, batch, key):
@@ -92,7 +87,7 @@ def dropout_always(params, batch, key):
 def dropout_of_each_row(params, batch, key):
     x = hidden(params, batch)
     if key is not None:
-        x = jnp.where(row_masks(batch, key), x / 0.8, 0)
+        x = jnp.where(toy.row_masks(batch, key, WIDTH), x / 0.8, 0)
     return weighted(losses(x, params, batch), batch)
 
 
@@ -155,13 +150,7 @@ QUICK = ("ignored", "number of rows", "no weight", "penalty")
 
 
 def batch(rows=ROWS):
-    random = np.random.default_rng(0)
-    return {
-        "inputs": random.normal(size=(rows, WIDTH)).astype(np.float32),
-        "targets": random.integers(0, CLASSES, rows).astype(np.int32),
-        "weights": np.ones(rows, np.float32),
-        "example": np.arange(rows, dtype=np.int32),
-    }
+    return toy.labelled(np.random.default_rng(0), rows, WIDTH, classes=CLASSES, dtype="float32")
 
 
 def found(loss, rows=None, *, make=init):

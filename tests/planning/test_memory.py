@@ -55,6 +55,33 @@ def test_loops_compute_late_what_the_next_turn_does_not_need(unrolled, arrays):
     assert peak == {"temporaries": arrays * SIZE, "gradients": 4 * SIZE}
 
 
+def test_zeros_of_one_size_are_made_together():
+    """Those of the second loop are in memory during the first one."""
+
+    def program(x):
+        first = jnp.sum(lax.fori_loop(0, 5, lambda _, carry: carry + x, jnp.zeros_like(x)))
+        return lax.fori_loop(0, 5, lambda _, carry: carry * first, jnp.zeros_like(x))
+
+    assert peak_of(jax.make_jaxpr(program)(X).jaxpr).total() // SIZE == 2
+
+
+@pytest.mark.parametrize(("dim", "copied"), [(0, 0), (1, 4)])
+def test_inputs_whose_slices_are_gathered_inside_other_dims_are_copied(dim, copied):
+    """A stack of 4 arrays, each of which a loop gathers over 2 devices."""
+
+    def program(stack):
+        def turn(carry, index):
+            return carry + jnp.sum(lax.all_gather(stack[index], "fsdp", axis=dim, tiled=True) @ jnp.ones((20, 1))), None
+
+        return lax.scan(turn, jnp.zeros(()), jnp.arange(4))[0]
+
+    mesh, stack = jax.sharding.AbstractMesh((2,), ("fsdp",)), jax.ShapeDtypeStruct((4, 20, 20), jnp.float32)
+    spec = jax.P(None, *[None] * dim, "fsdp")
+    mapped = jax.shard_map(program, mesh=mesh, in_specs=spec, out_specs=jax.P(), check_vma=False)
+    peak = peak_of(jax.make_jaxpr(mapped)(stack).jaxpr.eqns[0].params["jaxpr"])
+    assert peak["communication"] == (1 + dim) * 4 * SIZE + copied * 2 * SIZE
+
+
 def test_gathers_inside_other_dims_take_their_bytes_twice():
     """They arrive with the gathered dim outermost, and are copied to the layout of a product; so is their input."""
     mesh = jax.sharding.AbstractMesh((2,), ("fsdp",))

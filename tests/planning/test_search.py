@@ -22,10 +22,12 @@ from spmdkit.planning.candidates import POLICIES, Candidate, ModelSizes, enumera
 from spmdkit.planning.estimate import Estimate, Estimator, pipeline_time
 from spmdkit.planning.kernel_time import EFFICIENCY
 from spmdkit.planning.link_time import collective_seconds
-from spmdkit.planning.run_plan import plan_run
 from spmdkit.planning.search import Corrections, Row, rank, search
 from spmdkit.planning.separate_process import Compilations
+from spmdkit.runtime.build_run import build
 from support.processes import assert_gone, wait_for
+
+from spmdkit import list_devices
 
 SMALL = "model.layers=4 model.width=64 model.heads=8 data.length=64 train.global_batch=16 precision.compute=bfloat16"
 GIB = 2**30
@@ -50,8 +52,9 @@ def test_every_candidate_can_be_planned(every, without_compiler):
     sample = [candidate for mesh, candidate in meshes.items() if dict(mesh).keys() in sets]
     assert len({pair for each in sample for pair in combinations(dict(each.mesh), 2)}) == 10, "all pairs of the 5 axes"
     for candidate in meshes.values() if every else sample:
-        plan = plan_run(candidate.configure(config), "h100:1x8")
-        assert {axis: size for axis, size in plan.mesh.items() if size > 1} == dict(candidate.mesh)
+        mesh = build(candidate.configure(config), devices=list_devices(target="h100:1x8")).layouts.mesh
+        sizes = zip(mesh.axis_names, mesh.shape, strict=True)
+        assert {axis: size for axis, size in sizes if size > 1} == dict(candidate.mesh)
 
 
 def test_candidate_states_all_options_that_are_not_defaults():

@@ -149,6 +149,7 @@ def test_nothing_is_loaded(tmp_path, name):
         assert memory_map_of(source._windows[0]) is not None
 
 
+@pytest.mark.slow
 def test_a_sparse_file_larger_than_memory_opens(tmp_path):
     path = tmp_path / "huge.bin"
     with path.open("wb") as file:

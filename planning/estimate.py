@@ -148,17 +148,18 @@ class Estimator:
         residual = positions * sizes.width * self.width
         whole = self._seconds(candidate, "all-gather", residual, "tensor")
         parts = self._seconds(candidate, "reduce-scatter", residual, "tensor")
-        found["tensor"] = (2 * (whole + parts), 2 * (whole + parts), 2 * whole + parts)
+        repeats = candidate.remat != "none" or candidate.recompute
+        found["tensor"] = (2 * (whole + parts), 2 * (whole + parts), repeats * (2 * whole + parts))
         heads = max(sizes.num_kv_heads // size("tensor"), 1)
         keys = 2 * positions * heads * sizes.head_size
         hops = size("context") - 1
         hop = self._seconds(candidate, "collective-permute", keys * self.width, "context")
         back = self._seconds(candidate, "collective-permute", keys * 4, "context")
-        found["context"] = (hops * hop, hops * (hop + back), hops * hop)
+        found["context"] = (hops * hop, hops * (hop + back), repeats * hops * hop)
         if isinstance(sizes, MoEConfig):
             moved = positions * sizes.top_k * sizes.width * self.width
             exchange = self._seconds(candidate, "all-to-all", moved, "expert")
-            found["expert"] = (2 * exchange, 2 * exchange, 2 * exchange)
+            found["expert"] = (2 * exchange, 2 * exchange, repeats * 2 * exchange)
         return found
 
     def _block_bytes(self, candidate: Candidate, itemsize: float) -> float:
@@ -175,8 +176,7 @@ class Estimator:
         layers = ceil(self.model.layers / (stages * candidate.virtual)) * candidate.virtual
         again = RECOMPUTED[candidate.remat] * block.forward
         compute = block.forward + block.backward_input + block.backward_weight
-        repeats = candidate.remat != "none" or candidate.recompute
-        exposed = {axis: self._exposed(candidate, axis, each, block, repeats) for axis, each in traffic.items()}
+        exposed = {axis: self._exposed(candidate, axis, each, block) for axis, each in traffic.items()}
         terms = {"products and kernels": passes * layers * compute}
         terms["recomputation"] = passes * layers * (again + (block.forward if candidate.recompute else 0.0))
         for axis, seconds in exposed.items():
@@ -206,12 +206,9 @@ class Estimator:
         terms["update"] = bytes_of_update / (EFFICIENCY.memory * self.target.card.memory_bandwidth)
         return terms, bubble
 
-    def _exposed(
-        self, candidate: Candidate, axis: str, seconds: tuple[float, float, float], block: Pass, repeats: bool
-    ) -> float:
+    def _exposed(self, candidate: Candidate, axis: str, seconds: tuple[float, float, float], block: Pass) -> float:
         """Returns the time of a block's collectives over an axis that its kernels do not hide."""
-        forward, backward, again = seconds
-        total = forward + backward + (again if repeats else 0.0)
+        forward, total = seconds[0], sum(seconds)
         if axis == "fsdp" and candidate.size("pipe") == 1:
             compute = block.forward + block.backward_input + block.backward_weight
             share = OVERLAPPED["one microbatch" if candidate.accumulate == 1 else "several"]

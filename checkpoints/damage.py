@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -145,6 +146,11 @@ def kind(array: Any) -> str:
     return f"{np.dtype(array.dtype)}{list(array.shape)}"
 
 
+def _full_text(record: logging.LogRecord) -> str:
+    """Returns a message with its traceback; a future's message does not name the file that failed."""
+    return record.getMessage() + "".join(traceback.format_exception(record.exc_info[1]) if record.exc_info else ())
+
+
 @cache
 def leave_errors_to_one_message() -> None:
     """Suppresses what Orbax and TensorStore print of a failure, with tracebacks, before our own message.
@@ -156,7 +162,7 @@ def leave_errors_to_one_message() -> None:
         return
     logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
     # If several tasks fail, asyncio logs that the errors of all but one were never retrieved.
-    logging.getLogger("asyncio").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.getMessage())
+    logging.getLogger("asyncio").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in _full_text(record))
     before = sys.unraisablehook
 
     def hook(raised: Any) -> None:

@@ -109,8 +109,9 @@ def quiet(monkeypatch):
     return damage.leave_errors_to_one_message.__wrapped__, passed
 
 
-def lets_through(logger: str, path: str, text: str = "") -> bool:
-    record = logging.LogRecord(logger, logging.ERROR, path, 1, text, (), None)
+def lets_through(logger: str, path: str, text: str = "", error: Exception | None = None) -> bool:
+    traced = (type(error), error, error.__traceback__) if error else None
+    record = logging.LogRecord(logger, logging.ERROR, path, 1, text, (), traced)
     return bool(logging.getLogger(logger).filter(record))
 
 
@@ -124,6 +125,10 @@ def test_suppresses_errors_of_orbax_only(quiet, monkeypatch):
     suppress()
     assert [lets_through("absl", path) for path in (ORBAX, OURS)] == [False, True]
     assert [lets_through("asyncio", OURS, f"Task exception: {path}") for path in (ORBAX, OURS)] == [False, True]
+    for path in (ORBAX, OURS):
+        with pytest.raises(OSError) as raised:
+            exec(compile("raise OSError(28, 'No space left on device')", path, "exec"))
+        assert lets_through("asyncio", OURS, "Future exception was never retrieved", raised.value) == (path == OURS)
     for error in (CLOSED, OTHER):
         raise_unraisable(error)
     assert passed == [OTHER]

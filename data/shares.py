@@ -40,7 +40,8 @@ def whole_weights(weights: Sequence[float], key: str) -> tuple[int, ...]:
     exact = [Fraction(str(weight)) for weight in weights]
     scale = math.lcm(*(weight.denominator for weight in exact))
     whole = [int(weight * scale) for weight in exact]
-    ratio = tuple(weight // math.gcd(*whole) for weight in whole)
+    divisor = math.gcd(*whole)
+    ratio = tuple(weight // divisor for weight in whole)
     if sum(ratio) > MAX_PERIOD:
         percent = ", ".join(f"{100 * weight / sum(ratio):.1f}" for weight in ratio)
         given = ", ".join(map(str, weights))

@@ -106,6 +106,30 @@ def answer_cudnn_checks(capability: str, cudnn_version: int) -> Iterator[None]:
         yield
 
 
+def cudnn_attention(query: Any, key: Any, value: Any, *, mask: Any, is_causal: bool) -> tuple[Any, Any]:
+    """Returns cuDNN's attention, and the logarithm of the softmax' divisor in float32.
+
+    `jax.nn.dot_product_attention` rounds the logarithm to the dtype of the queries.
+
+    Args:
+        query: (B, S, H, K), bfloat16 or float16.
+        key: (B, T, G, K), G a divisor of H.
+        value: (B, T, G, K).
+        mask: True where a query attends to a key, (B, 1, S, T); None if it attends to all.
+        is_causal: True if it attends to the keys that are not after it.
+
+    Returns:
+        The output, (B, S, H, K), and the logarithm, (B, H, S).
+    """
+    options = {"scale": query.shape[-1] ** -0.5, "mask_type": _cudnn_mask_type(is_causal), "return_residual": True}
+    out, log_weight = fused_attention_stablehlo.dot_product_attention(query, key, value, mask=mask, **options)
+    return out, log_weight
+
+
+def _cudnn_mask_type(is_causal: bool) -> Any:
+    return getattr(fused_attention_stablehlo.MaskType, "CAUSAL" if is_causal else "NO_MASK")
+
+
 def cudnn_attention_gradients(
     query: Any, key: Any, value: Any, *, log_weight: Any, out: Any, gradient: Any, mask: Any, is_causal: bool
 ) -> tuple[Any, Any, Any]:
@@ -130,20 +154,14 @@ def cudnn_attention_gradients(
     empty = jnp.zeros(0, query.dtype)
     bias = empty if mask is None else jnp.where(mask, 0, cudnn.get_large_negative_number(query.dtype))
     later = {"score_mod": None} if "score_mod" in signature(cudnn._dot_product_attention_bwd_rule).parameters else {}
+    sequences = [empty] * 6  # their lengths, offsets and pages
     return cudnn._dot_product_attention_bwd_p_wrapper.bind(
-        query,
-        key,
-        value,
-        bias,
-        *[empty] * 6,  # lengths, offsets and pages of sequences
-        log_weight,
-        out,
-        gradient,
+        *(query, key, value, bias, *sequences, log_weight, out, gradient),
         scale=query.shape[-1] ** -0.5,
         seed=42,
         dropout_rate=0.0,
         variadic_args=(mask is not None, False),
-        mask_type=cudnn.MaskType.CAUSAL if is_causal else cudnn.MaskType.NO_MASK,
+        mask_type=_cudnn_mask_type(is_causal),
         layout=cudnn.AttentionLayout.BTNH.value,
         sliding_window_length=None,
         **later,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from spmdkit.mesh.targets import compiling_for, parse_target
 from spmdkit.models.attention import causal_attention, choose_attention, cudnn_attention
-from spmdkit.parallel.blocks.attention.cudnn_parts import Saved, attend_backward
+from spmdkit.parallel.blocks.attention.cudnn_parts import Saved, attend, attend_backward
 from spmdkit.parallel.blocks.attention.online_softmax import Marks
 
 from spmdkit import UserError
@@ -86,6 +86,17 @@ def test_gradient_of_a_part_of_a_ring_is_one_kernel(marks, kernel):
         program = step.trace(saved, keys, keys).lower(lowering_platforms=("cuda",)).as_text()
     assert program.count(f"@__cudnn$fmha{kernel}SoftmaxBackward(") == 1
     assert "x128x128xf32" not in program, "no scores"
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_part_of_a_ring_keeps_the_logarithm_in_float32(is_causal):
+    """cuDNN's backward kernel reads float32, whatever its operand's dtype. `jax.nn` returns bfloat16."""
+    queries, keys = (jnp.ones((2, 2, *shape, 64), jnp.bfloat16) for shape in ((2, 128), (128,)))
+    marks = Marks(jnp.arange(128) if is_causal else None)
+    with compiling_for(parse_target("h100:1x8")):
+        part = jax.eval_shape(lambda *each: attend(*each, marks, marks), queries, keys, keys)
+    assert [x.dtype for x in part] == [jnp.float32] * 3
+    assert [x.shape for x in part] == [(2, 2, 2, 128, 64), (2, 2, 2, 128), (2, 2, 2, 128)]
 
 
 def test_same_function_as_own_form(monkeypatch):

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ....mesh.compat import cudnn_attention_gradients
+from ....mesh.compat import cudnn_attention, cudnn_attention_gradients
 from ....mesh.errors import UserError
 from .online_softmax import Marks, Part
 
@@ -47,18 +47,16 @@ def is_supported(required: bool, query: Array, key: Array, value: Array, segment
 
 def attend(query_BGRSK: Array, key_BGTK: Array, value_BGTK: Array, rows: Marks, columns: Marks) -> Part:
     """Returns the part of the softmax over these keys; see `online_softmax.attend`. Outputs have the queries' dtype."""
-    out_BSHK, log_weight_BSH = jax.nn.dot_product_attention(
+    out_BSHK, log_weight_BHS = cudnn_attention(
         _heads_last(query_BGRSK),
         _swap(key_BGTK),
         _swap(value_BGTK),
         mask=_mask(rows, columns),
         is_causal=rows.position_S is not None,
-        implementation="cudnn",
-        return_residual=True,
     )
-    out_BGRSK, log_weight_BGRS = (_split_heads(x, key_BGTK.shape[1]) for x in (out_BSHK, log_weight_BSH[..., None]))
-    log_weight_BGRS = log_weight_BGRS.squeeze(-1)
-    return Part(out_BGRSK.astype(jnp.float32), jnp.ones_like(log_weight_BGRS), log_weight_BGRS)
+    out_BGRSK = _split_heads(out_BSHK, key_BGTK.shape[1]).astype(jnp.float32)
+    log_weight_BGRS = log_weight_BHS.reshape(out_BGRSK.shape[:-1])
+    return Part(out_BGRSK, jnp.ones_like(log_weight_BGRS), log_weight_BGRS)
 
 
 class Saved(NamedTuple):

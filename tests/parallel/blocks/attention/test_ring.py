@@ -129,11 +129,21 @@ def test_parts_by_cudnn_give_the_same_attention(monkeypatch, packed):
     """JAX's own implementation and the formula of the gradients stand in for cuDNN's two kernels, which need a GPU."""
     plain = jax.nn.dot_product_attention
     monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *a, implementation, **k: plain(*a, **k))
+    monkeypatch.setattr(cudnn_parts, "cudnn_attention", softmax_with_logarithm)
     monkeypatch.setattr(cudnn_parts, "cudnn_attention_gradients", gradients_of_softmax)
     case = make_case(2, packed=packed, dtype=np.float32)
     results, _ = on_mesh(gradients_of(mixing(ring(4), implementation="cudnn")), ring(4), case)
     for found, expected in zip(results, on_one_device(case), strict=True):
         assert toy.relative(found, expected) < 1e-5
+
+
+def softmax_with_logarithm(query, key, value, *, mask, is_causal):
+    """Attention (B, S, H, K), and the logarithm of its divisor (B, H, S)."""
+    out, log_weight = jax.nn.dot_product_attention(
+        *(query, key, value),
+        **{"mask": mask, "is_causal": is_causal, "implementation": "xla", "return_residual": True},
+    )
+    return out, log_weight.swapaxes(1, 2)
 
 
 def gradients_of_softmax(query, key, value, *, log_weight, out, gradient, mask, is_causal):

@@ -5,19 +5,20 @@ missing permission, no memory, a failing file system, or a path or format that a
 files: such a checkpoint may be intact, and no message suggests to remove it.
 """
 
+import asyncio
 import errno
 import logging
 import os
 import re
-import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from orbax.checkpoint._src import asyncio_utils
 
 from ..layouts.sizes import counted
 from ..mesh.errors import TryAgain, UserError, first_lines
@@ -153,20 +154,25 @@ def _full_text(record: logging.LogRecord) -> str:
 
 @cache
 def leave_errors_to_one_message() -> None:
-    """Suppresses what Orbax and TensorStore print of a failure, with tracebacks, before our own message.
+    """Suppresses what Orbax prints of a failure before our own message, and makes it wait for what is in progress.
 
-    Orbax logs it. If one of several reads or writes fails, it closes its event loop with the others still in progress;
-    each of these finds the loop closed, with a traceback that TensorStore passes to `sys.unraisablehook`.
+    If one of several reads or writes of a thread fails, Orbax closes the thread's event loop. The others would go on in
+    TensorStore: a write creates the directory of a failed save again after it was removed, and each finds the loop
+    closed, which Python prints with a traceback.
     """
+    run_sync = asyncio_utils.run_sync
+    asyncio_utils.run_sync = lambda work, **options: run_sync(_with_other_tasks(work), **options)
     if os.environ.get(TRACEBACK_VARIABLE, "0") != "0":
         return
     logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
     # If several tasks fail, asyncio logs that the errors of all but one were never retrieved.
     logging.getLogger("asyncio").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in _full_text(record))
-    before = sys.unraisablehook
 
-    def hook(raised: Any) -> None:
-        if not (raised.exc_type is RuntimeError and str(raised.exc_value) == "Event loop is closed"):
-            before(raised)
 
-    sys.unraisablehook = hook
+async def _with_other_tasks(work: Coroutine[Any, Any, Any]) -> Any:
+    """Awaits `work`, and if it raises, the other tasks of its event loop."""
+    try:
+        return await work
+    except Exception:
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
+        raise

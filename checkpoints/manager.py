@@ -3,10 +3,11 @@
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -63,7 +64,8 @@ class Checkpoints:
             keep: The number of latest checkpoints to keep, at least 1.
             abstract_state: The state as a pytree of ShapeDtypeStructs with the shardings of this run.
             about: Plain values about the run, which every checkpoint contains for `spmdkit checkpoint inspect`.
-            save_seconds: The longest that writing one may take in the background before it counts as failed.
+            save_seconds: The longest that writing one may take in the background before it counts as failed, including
+                the wait for its other writes after one has failed.
 
         Raises:
             UserError: If `keep` is less than 1.
@@ -71,7 +73,7 @@ class Checkpoints:
         if keep < 1:
             raise UserError(f"checkpoint.keep={keep} must be at least 1.")
         self._directory = absolute_path(directory)
-        self._keep, self._abstract_state = keep, abstract_state
+        self._keep, self._abstract_state, self._save_seconds = keep, abstract_state, save_seconds
         self._also_keep: frozenset[int] = frozenset()
         self._saving: int | None = None
         self._failure: SaveFailed | None = None
@@ -89,7 +91,10 @@ class Checkpoints:
             composite_options=ocp.CompositeOptions(async_options=at_once),
             state=ocp.PyTreeCheckpointHandler(use_compression=False),
         )
-        self._orbax = ocp.AsyncCheckpointer(with_description(handler, lambda: self._description), async_options=at_once)
+        described = with_description(handler, lambda: self._description)
+        # The default store writes in another thread, which nobody waits for after an error.
+        store = ocp.metadata.metadata_store(enable_write=True, blocking_write=True)
+        self._orbax = ocp.AsyncCheckpointer(described, async_options=at_once, checkpoint_metadata_store=store)
 
     def __enter__(self) -> Self:
         return self
@@ -138,7 +143,7 @@ class Checkpoints:
         """
         self._also_keep = frozenset(also_keep)
         self._wait_for_previous(step, log)
-        self._saving = step
+        self._saving, self._deadline = step, time.monotonic() + self._save_seconds
         if is_main_process():
             if not self._has_swept:
                 self._remove(f"*{UNFINISHED}*", f"{REMOVED}*")
@@ -175,15 +180,8 @@ class Checkpoints:
         Raises:
             SaveFailed: If a save failed.
         """
-        try:
+        with self._remover, closing(self._orbax):
             self.wait()
-        finally:
-            try:
-                self._orbax.close()
-            finally:
-                self._remover.shutdown()
-                if self._failure is not None:
-                    self._make_room()  # once more: now no thread writes any longer
 
     def check_fits(self) -> None:
         """Compares the latest intact checkpoint with `abstract_state`, by its description: reads no array.
@@ -311,6 +309,9 @@ class Checkpoints:
     def _make_room(self) -> None:
         """Removes what a failed save has written: if the disk is full, the next command needs the space."""
         if is_main_process() and self._saving is not None:
+            for thread in threading.enumerate():  # others may still write, and create removed directories again
+                if type(thread).__module__.startswith("orbax."):  # whose own `join` raises their error
+                    threading.Thread.join(thread, max(0.0, self._deadline - time.monotonic()))
             self._remove(f"{self._saving}{UNFINISHED}*")
 
     def _remove(self, *patterns: str) -> None:

@@ -4,10 +4,12 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 
 import jax
 import pytest
+import tensorstore
 from spmdkit.checkpoints import manager as checkpoints_file
 from spmdkit.checkpoints.manager import CheckpointError, Checkpoints, SaveFailed
 from support.checkpoint_states import abstract, assert_equal, host_state, opened, placed
@@ -140,6 +142,33 @@ def test_a_failed_save_raises_the_same_error_until_the_end(tmp_path, moment):
     assert re.search(f"Checkpoint of step {step} could not be written to", ended.stdout)
     assert "start the same command again: it resumes" in ended.stdout
     assert SaveFailed.exit_code == 75
+
+
+def test_failed_save_leaves_nothing(tmp_path, monkeypatch):
+    """Orbax raises the first error, here of a small file, before another thread has opened the arrays."""
+    mkdir, open_array = os.mkdir, tensorstore.open
+
+    def with_obstacle(path, *arguments, **options):
+        mkdir(path, *arguments, **options)
+        if str(path).endswith("/state.orbax-checkpoint-tmp"):
+            mkdir(f"{path}/_sharding")
+
+    def late(spec, **options):
+        if isinstance(spec, tensorstore.Spec):
+            time.sleep(0.5)
+        return open_array(spec, **options)
+
+    monkeypatch.setattr(os, "mkdir", with_obstacle)
+    monkeypatch.setattr(tensorstore, "open", late)
+    state = placed(host_state(1), 1, "data", split=False)
+    checkpoints = Checkpoints(tmp_path, keep=1, abstract_state=abstract(state))
+    checkpoints.save(1, state)
+    with pytest.raises(SaveFailed, match="_sharding"):
+        checkpoints.close()
+    for thread in threading.enumerate():
+        if thread.name == "array_type_handler":
+            threading.Thread.join(thread, 60)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_error_of_training_is_kept_and_the_save_completed(tmp_path):

@@ -113,7 +113,6 @@ def test_an_unreadable_checkpoint_is_not_called_damaged(written, monkeypatch, nu
 
 
 @pytest.mark.slow
-@checkpoint_states.unfinished_reads
 @pytest.mark.parametrize("victim", ["_METADATA", "manifest.ocdbt"])
 def test_skips_damaged_checkpoints_and_keeps_them(written, victim):
     (written / "20" / "state" / victim).unlink()

@@ -1,14 +1,11 @@
 """States to save and restore on any mesh, and checkpoints of them."""
 
-import functools
-import gc
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from spmdkit.checkpoints.manager import Checkpoints
 
@@ -26,17 +23,6 @@ class State(NamedTuple):
     params: Any
     opt_state: Any
     key: Any = ()
-
-
-def unfinished_reads(test):
-    """Ends the reads that Orbax leaves in progress after a failed one within the test, with their warnings."""
-
-    @functools.wraps(test)
-    def collected(*arguments, **named):
-        test(*arguments, **named)
-        gc.collect()
-
-    return pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")(collected)
 
 
 def sharding(num_devices: int, axis: str, *spec) -> NamedSharding:

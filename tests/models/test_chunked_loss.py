@@ -15,7 +15,7 @@ from spmdkit import build_step, lay_out
 ROWS, LENGTH, WIDTH, VOCABULARY = 2, 32, 16, 64
 
 
-def inputs(dtype):
+def inputs(dtype, VOCABULARY=VOCABULARY):
     keys = jax.random.split(jax.random.key(0), 4)
     x = jax.random.normal(keys[0], (ROWS, LENGTH, WIDTH), dtype)
     table = jax.random.normal(keys[1], (WIDTH, VOCABULARY), dtype)
@@ -28,9 +28,9 @@ def whole_loss(x, table, targets, weights):
     return cross_entropy(jnp.einsum("BLD,DV->BLV", x, table, preferred_element_type=wide), targets, weights)
 
 
-@pytest.mark.parametrize("chunks", [2, 8, 32])
-def test_equals_loss_of_whole_logits(chunks, float64):
-    x, table, targets, weights = inputs(jnp.float64)
+@pytest.mark.parametrize(("chunks", "vocabulary"), [(2, 64), (8, 64), (32, 64), (8, 61)])
+def test_equals_loss_of_whole_logits(chunks, vocabulary, float64):
+    x, table, targets, weights = inputs(jnp.float64, vocabulary)
 
     def gradients(function, *more):
         return jax.jit(jax.value_and_grad(lambda *each: 3.0 * function(*each, targets, weights, *more)[0], (0, 1)))
@@ -61,6 +61,16 @@ def test_never_holds_whole_logits():
         program = jax.jit(function, static_argnums=4).lower(x, table, targets, weights, 8).as_text()
         assert f"tensor<{ROWS}x{LENGTH // 8}x{VOCABULARY}xf32>" in program
         assert f"{LENGTH}x{VOCABULARY}x" not in program
+
+
+@pytest.mark.parametrize(("vocabulary", "width"), [(61, 128), (136, 136)])
+def test_products_have_aligned_rows(vocabulary, width):
+    x, table, targets, weights = inputs(jnp.bfloat16, vocabulary)
+    gradients = jax.grad(lambda *each: chunked_cross_entropy(*each, targets, weights, 8)[0], argnums=(0, 1))
+    program = jax.jit(gradients).lower(x, table).as_text()
+    products = [line for line in program.splitlines() if "dot_general" in line]
+    assert len(products) == 3
+    assert all(f"x{width}x" in line for line in products)
 
 
 @pytest.mark.parametrize(

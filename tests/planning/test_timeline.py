@@ -30,7 +30,7 @@ CARD = Card(
     link=1e6,
     network=0.25e6,
 )
-WITHOUT_LOSSES = Efficiency(*[1.0] * 6, *[0.0] * 4)
+WITHOUT_LOSSES = Efficiency(*[1.0] * 8, *[0.0] * 4)
 TARGET = Target("card:1x4", CARD, 1, 4)
 HEADER = """HloModule step, is_scheduled=true
 
@@ -96,6 +96,26 @@ def test_causal_attention_counts_half_of_its_scores(suffix, flops):
     body = f"""  %x = bf16[1,10,1,8] parameter(0)
   ROOT %y = (bf16[1,10,1,8], u8[0]) custom-call(%x, %x, %x), {call}"""
     assert simulated(body).flops == flops
+
+
+@pytest.mark.parametrize(("suffix", "width", "seconds"), [("", 128, 0.512), ("", 64, 0.512), ("Backward", 128, 2.56)])
+def test_attention_has_its_own_shares_of_the_peak(suffix, width, seconds):
+    """Heads of 128: 2.56 MFLOP forward at 5 times the peak. Heads of 64: half of the work at half of the speed."""
+    scores = '"intermediate_tensor_shape":{"dimensions":["1","1","100","100"]}'
+    config = f'{{"cudnn_fmha_backend_config":{{{scores},"mask_type":"CAUSAL"}}}}'
+    call = f'custom_call_target="__cudnn$fmhaSoftmax{suffix}", backend_config={config}'
+    body = f"""  %x = bf16[1,10,1,{width}] parameter(0)
+  ROOT %y = (bf16[1,10,1,{width}], u8[0]) custom-call(%x, %x, %x), {call}"""
+    shares = WITHOUT_LOSSES._replace(attention=5.0, attention_backward=2.5)
+    assert simulated(body, efficiency=shares).step_seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("width", "seconds"), [(96, 2 * 96**3 / 1e6), (100, 8 * 100**3 / 1e6)])
+def test_products_of_unaligned_rows_are_slow(width, seconds):
+    """100 numbers of 2 bytes are not a multiple of 16 bytes."""
+    body = f"""  %x = bf16[{width},{width}] parameter(0)
+  ROOT %y = (bf16[{width},{width}], s8[0]) custom-call(%x, %x), {MATMUL}"""
+    assert simulated(body, efficiency=WITHOUT_LOSSES._replace(unaligned=0.25)).step_seconds == pytest.approx(seconds)
 
 
 def exchange(kernels: int, groups: str = "{{0,1,2,3}}") -> str:

@@ -111,12 +111,15 @@ class Buffer(NamedTuple):
         experts: e = E / X, the number of experts on each device.
         rows: R, the number of rows for each device; a multiple of `block`.
         block: m, the number of rows in a block; each expert's rows start a new one.
+        expected: The expected number of blocks with rows that one device receives, from all devices, if all experts are
+            chosen equally often.
     """
 
     devices: int
     experts: int
     rows: int
     block: int
+    expected: int
 
 
 def buffer_of(config: ExpertConfig, *, experts: int, top_k: int, positions: int, limit: int) -> Buffer:
@@ -137,7 +140,10 @@ def buffer_of(config: ExpertConfig, *, experts: int, top_k: int, positions: int,
     block = min(MAX_BLOCK, max(MIN_BLOCK, 1 << (share.bit_length() - 1)))
     together = min(positions * min(top_k, own), own * limit) + own * (block - 1)
     apart = own * -(-limit // block) * block
-    return Buffer(config.size, own, min(together // block * block, apart), block)
+    rows = min(together // block * block, apart)
+    used = min(positions * top_k, experts * limit)  # by all experts, and by the own ones from all devices
+    expected = max(-(-used // block) + experts // 2, min(used, experts))  # groups end in the middle of a block
+    return Buffer(config.size, own, rows, block, min(expected, config.size * rows // block))
 
 
 class Placement(NamedTuple):
@@ -164,9 +170,8 @@ def placement(buffer: Buffer, expert_Nk: Array, kept_Nk: Array) -> Placement:
         expert_Nk: The different experts that each position chooses, int32 (N, k).
         kept_Nk: False for dropped choices, bool (N, k).
     """
-    devices, experts, rows, block = buffer
-    chosen = expert_Nk.reshape(-1)
-    kept = kept_Nk.reshape(-1)
+    devices, experts, rows, block, _ = buffer
+    chosen, kept = expert_Nk.reshape(-1), kept_Nk.reshape(-1)
     place, count_E = places(chosen[None], kept[None], devices * experts)
     group_Xe = -(-count_E.reshape(devices, experts) // block) * block
     start_Xe = jnp.cumsum(group_Xe, axis=1) - group_Xe + jnp.arange(devices)[:, None] * rows
@@ -206,7 +211,7 @@ def dispatch(placed: Placement, x_ND: Array) -> tuple[Array, Array]:
         The rows from each device, (X * R, D), and the local expert of each block of rows, e for an empty block, int32
         (X * R / m,).
     """
-    devices, experts, rows, block = placed.buffer
+    devices, experts, rows, block, _ = placed.buffer
     x_MD = _take_rows(x_ND, placed.choice_M // placed.row_Nk.shape[1], placed.row_Nk)
     count_Xe = placed.count_E.reshape(devices, experts)
     x_MD, count_Xe = _exchange(x_MD, devices), _exchange(count_Xe, devices)

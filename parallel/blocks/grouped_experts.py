@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..collectives import varying_zeros
+from ..xla.optional_turns import turns_scope
 
 Weights: TypeAlias = Any
 """A pytree of arrays with the experts on dim 0."""
@@ -30,8 +31,8 @@ Expert: TypeAlias = Callable[[Weights, Array], Array]
 """`expert(weights of one, rows (m, D)) -> (m, D)`; a row of zeros must give zeros."""
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def apply_experts(expert: Expert, weights: Weights, x_MD: Array, expert_b: Array) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(0, 4))
+def apply_experts(expert: Expert, weights: Weights, x_MD: Array, expert_b: Array, expected: int) -> Array:
     """Applies to each block of rows its own expert.
 
     Args:
@@ -39,6 +40,7 @@ def apply_experts(expert: Expert, weights: Weights, x_MD: Array, expert_b: Array
         weights: Arrays (e, ...), per-device.
         x_MD: (M, D), per-device; rows of a block beyond its group are zeros.
         expert_b: int32, (M / m,), the expert of each block; e for an empty block.
+        expected: The expected number of blocks that are not empty, for predictions of the time (`census.calls_of`).
 
     Returns:
         (M, D), zeros in empty blocks.
@@ -51,10 +53,11 @@ def apply_experts(expert: Expert, weights: Weights, x_MD: Array, expert_b: Array
         return y_bmD.at[block].set(expert(_one(weights, expert_b[block]), blocks_bmD[block]))
 
     start = varying_zeros(blocks_bmD.shape, x_MD.dtype, (weights, x_MD, expert_b))
-    return lax.fori_loop(0, num_full, turn, start).reshape(x_MD.shape)
+    with jax.named_scope(turns_scope("", [expected])):
+        return lax.fori_loop(0, num_full, turn, start).reshape(x_MD.shape)
 
 
-def _backward(expert: Expert, residuals: tuple[Any, ...], dy_MD: Array) -> tuple[Weights, Array, None]:
+def _backward(expert: Expert, expected: int, residuals: tuple[Any, ...], dy_MD: Array) -> tuple[Weights, Array, None]:
     """Computes gradients; sums over blocks are in float32 or wider."""
     weights, x_MD, expert_b = residuals
     x_bmD, dy_bmD = _in_blocks(x_MD, expert_b), _in_blocks(dy_MD, expert_b)
@@ -72,12 +75,13 @@ def _backward(expert: Expert, residuals: tuple[Any, ...], dy_MD: Array) -> tuple
         return varying_zeros(leaf.shape, dtype, (weights, x_MD, expert_b, dy_MD))
 
     sums = jax.tree.map(lambda leaf: start(leaf, jnp.promote_types(leaf.dtype, jnp.float32)), weights)
-    dweights, dx_bmD = lax.fori_loop(0, num_full, turn, (sums, start(x_bmD, x_MD.dtype)))
+    with jax.named_scope(turns_scope("", [expected])):
+        dweights, dx_bmD = lax.fori_loop(0, num_full, turn, (sums, start(x_bmD, x_MD.dtype)))
     dweights = jax.tree.map(lambda total, leaf: total.astype(leaf.dtype), dweights, weights)
     return dweights, dx_bmD.reshape(x_MD.shape), None
 
 
-apply_experts.defvjp(lambda expert, *inputs: (apply_experts(expert, *inputs), inputs), _backward)
+apply_experts.defvjp(lambda expert, *inputs: (apply_experts(expert, *inputs), inputs[:-1]), _backward)
 
 
 def _in_blocks(x_MD: Array, expert_b: Array) -> Array:
@@ -86,8 +90,7 @@ def _in_blocks(x_MD: Array, expert_b: Array) -> Array:
 
 def _full_blocks(weights: Weights, expert_b: Array) -> tuple[Array, Array]:
     """Returns the blocks ordered by expert, with empty ones last, and the number of nonempty blocks."""
-    num_experts = jax.tree.leaves(weights)[0].shape[0]
-    return jnp.argsort(expert_b), jnp.sum(expert_b < num_experts, dtype=jnp.int32)
+    return jnp.argsort(expert_b), jnp.sum(expert_b < jax.tree.leaves(weights)[0].shape[0], dtype=jnp.int32)
 
 
 def _one(weights: Weights, index: Array) -> Weights:

@@ -23,6 +23,7 @@ from spmdkit.parallel.expert import (
     traffic,
 )
 from spmdkit.parallel.model import ParallelContext
+from spmdkit.parallel.xla.census import calls_of, computations_of
 from support import rows, toy
 
 EXPERTS, TOP_K, POSITIONS, WIDTH = 8, 3, 24, 4
@@ -61,9 +62,11 @@ def there_and_back(devices):
     """(x, weights, chosen, kept) -> what comes back, compiled."""
 
     def run(x_ND, weights_eD, expert_Nk, kept_Nk):
-        placed = placement(dropless(devices), expert_Nk, kept_Nk)
+        buffer = dropless(devices)
+        placed = placement(buffer, expert_Nk, kept_Nk)
         x_MD, expert_b = dispatch(placed, x_ND)
-        return combine(placed, apply_experts(lambda weights, x_mD: x_mD * weights[None, :], weights_eD, x_MD, expert_b))
+        y_MD = apply_experts(lambda weights, x_mD: x_mD * weights[None, :], weights_eD, x_MD, expert_b, buffer.expected)
+        return combine(placed, y_MD)
 
     spec = PartitionSpec("expert")
     mapped = jax.shard_map(run, mesh=toy.mesh(expert=devices).backend_mesh, in_specs=(spec,) * 4, out_specs=spec)
@@ -111,6 +114,30 @@ def test_buffers_hold_the_worst_case(devices, most):
         assert len(set(used.tolist())) == kept.sum()  # a row of its own for each
         np.testing.assert_array_equal(used // buffer.rows, chosen[kept] // buffer.experts)
         np.testing.assert_array_equal(choice[used], np.flatnonzero(kept))
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize(("positions", "most"), [(1024, 1024), (1024, 300), (8, 8)])
+def test_expects_the_blocks_that_uniform_choices_fill(devices, positions, most):
+    """On average over the devices: each expert's last block from each device is half full."""
+    config = ExpertConfig(size=devices)
+    buffer = buffer_of(config, experts=EXPERTS, top_k=TOP_K, positions=positions, limit=most)
+    scores = np.random.default_rng(0).random((devices, positions, EXPERTS))
+    chosen = np.argsort(scores, axis=2)[:, :, :TOP_K].reshape(devices, -1)
+    filled = [-(-min(count, most) // buffer.block) for each in chosen for count in np.bincount(each, minlength=EXPERTS)]
+    assert buffer.expected == pytest.approx(sum(filled) / devices, rel=0.1)
+
+
+def test_loops_over_blocks_record_their_expected_turns():
+    """Forward and backward, in the text of the compiled program; XLA does not know them."""
+    weights, x, expert_b = jnp.ones((2, 4, 4)), jnp.ones((12, 4)), jnp.array([0, 0, 1, 1, 2, 2], jnp.int32)
+
+    def loss(weights, x, expert_b):
+        return jnp.sum(apply_experts(lambda weights, x_mD: x_mD @ weights, weights, x, expert_b, 5) ** 2)
+
+    text = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(weights, x, expert_b).compile().as_text()
+    lines = [line for lines in computations_of(text)[0].values() for line in lines if " while(" in line]
+    assert [call.times for line in lines for call in calls_of(line) if call.times != 1] == [5, 5]
 
 
 def test_the_cost_of_capacity_and_of_none():

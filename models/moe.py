@@ -238,6 +238,7 @@ class MixtureOfExperts(Transformer):
         """Returns the sizes of the buffers for rows with `held` positions each on the device's `context` group."""
         return expert.buffer_of(
             self.parallel.expert,
+            self.parallel.platform,
             experts=self.config.experts,
             top_k=self.config.top_k,
             positions=rows * held,

@@ -43,6 +43,7 @@ al. 2021, "Switch Transformers", section 2.2; Zoph et al. 2022, "ST-MoE", sectio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from math import isqrt
 from typing import Any, NamedTuple
 
 import jax
@@ -52,9 +53,10 @@ from jax import Array, lax
 from .collectives import Collective, Traffic, own_collectives, wire_bytes
 from .options import check_options
 from .plan import as_stored, no_problems, split_by_model, splits_nothing, summed_elsewhere, unchanged
+from .xla.platform import ROWS_FOR_GRADIENT
 
 AXIS = "expert"
-MIN_BLOCK, MAX_BLOCK = 8, 512
+MIN_BLOCK, MAX_BLOCK, TILE = 8, 512, 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,14 +124,17 @@ class Buffer(NamedTuple):
     expected: int
 
 
-def buffer_of(config: ExpertConfig, *, experts: int, top_k: int, positions: int, limit: int) -> Buffer:
+def buffer_of(config: ExpertConfig, platform: str, *, experts: int, top_k: int, positions: int, limit: int) -> Buffer:
     """Returns the smallest buffer that fits any choice of the router.
 
     A block has a quarter of an expert's average number of positions, between MIN_BLOCK and MAX_BLOCK. Padding then adds
-    one eighth on average.
+    one eighth on average. On GPUs, each block also costs as much as G rows, see `ROWS_FOR_GRADIENT`: of r positions,
+    (r / m + 1 / 2) (m + G) is least for m = sqrt(2 G r). The limit is divided into equal blocks of about that size, in
+    tiles of a product, so that the last block is hardly larger than the limit requires.
 
     Args:
         config: The strategy's options, X = `size`.
+        platform: The platform of the step.
         experts: E, the number of experts in the whole model.
         top_k: k, the number of different experts for each position.
         positions: N, the number of positions on one device.
@@ -138,6 +143,9 @@ def buffer_of(config: ExpertConfig, *, experts: int, top_k: int, positions: int,
     own = experts // config.size
     share = max(1, positions * top_k // (4 * experts))
     block = min(MAX_BLOCK, max(MIN_BLOCK, 1 << (share.bit_length() - 1)))
+    if best := isqrt(8 * ROWS_FOR_GRADIENT.get(platform, 0) * share):
+        block, tile = -(-limit // max(1, round(limit / best))), TILE if best >= TILE else MIN_BLOCK
+        block = -(-block // tile) * tile
     together = min(positions * min(top_k, own), own * limit) + own * (block - 1)
     apart = own * -(-limit // block) * block
     rows = min(together // block * block, apart)
@@ -222,8 +230,7 @@ def dispatch(placed: Placement, x_ND: Array) -> tuple[Array, Array]:
 
 def combine(placed: Placement, y_MD: Array) -> Array:
     """Sends the results of experts back to their positions: (X * R, D) to (N, k, D), zeros for dropped choices."""
-    y_MD = _exchange(y_MD, placed.buffer.devices)
-    y_nD = _take_rows(y_MD, placed.row_Nk.reshape(-1), placed.choice_M[:, None])
+    y_nD = _take_rows(_exchange(y_MD, placed.buffer.devices), placed.row_Nk.reshape(-1), placed.choice_M[:, None])
     return y_nD.reshape(*placed.row_Nk.shape, -1)
 
 
@@ -267,6 +274,5 @@ def traffic(buffer: Buffer, *, width: int, dtype: Any, platform: str) -> Traffic
         return Traffic()
     rows = buffer.devices * buffer.rows * width * wire_bytes(dtype, platform)
     counts = buffer.devices * buffer.experts * 4
-    there_and_back = partial(Collective, "all-to-all", (AXIS,))
-    forward = (there_and_back(3, 2 * rows + counts),)
-    return Traffic(forward, (there_and_back(2, 2 * rows),), forward)
+    forward = (Collective("all-to-all", (AXIS,), 3, 2 * rows + counts),)
+    return Traffic(forward, (Collective("all-to-all", (AXIS,), 2, 2 * rows),), forward)

@@ -174,10 +174,11 @@ class MixtureOfExperts(Transformer):
             x = {**x, "router_loss": x["router_loss"] + routing.loss_B}
         x_ND = x_BLD.reshape(-1, x_BLD.shape[2])
         expert_Nk, gate_Nk, kept_Nk = (each.reshape(-1, self.config.top_k) for each in routing[:3])
-        placed = expert.placement(self._buffer(*x_BLD.shape[:2]), expert_Nk, kept_Nk)
+        buffer = self._buffer(*x_BLD.shape[:2])
+        placed = expert.placement(buffer, expert_Nk, kept_Nk)
         x_MD, expert_b = expert.dispatch(placed, x_ND)
         weights = {name: params[name] for name in ("gate", "up", "down")}
-        y_NkD = expert.combine(placed, apply_experts(_swiglu, weights, x_MD, expert_b))
+        y_NkD = expert.combine(placed, apply_experts(_swiglu, weights, x_MD, expert_b, buffer.expected))
         y_ND = jnp.sum(y_NkD.astype(gate_Nk.dtype) * gate_Nk[:, :, None], axis=1).astype(x_BLD.dtype)
         return tensor.scatter_positions(self.parallel.tensor, y_ND.reshape(x_BLD.shape)), x
 
@@ -237,6 +238,7 @@ class MixtureOfExperts(Transformer):
         """Returns the sizes of the buffers for rows with `held` positions each on the device's `context` group."""
         return expert.buffer_of(
             self.parallel.expert,
+            self.parallel.platform,
             experts=self.config.experts,
             top_k=self.config.top_k,
             positions=rows * held,

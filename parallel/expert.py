@@ -43,6 +43,7 @@ al. 2021, "Switch Transformers", section 2.2; Zoph et al. 2022, "ST-MoE", sectio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from math import isqrt
 from typing import Any, NamedTuple
 
 import jax
@@ -52,9 +53,10 @@ from jax import Array, lax
 from .collectives import Collective, Traffic, own_collectives, wire_bytes
 from .options import check_options
 from .plan import as_stored, no_problems, split_by_model, splits_nothing, summed_elsewhere, unchanged
+from .xla.platform import ROWS_FOR_GRADIENT
 
 AXIS = "expert"
-MIN_BLOCK, MAX_BLOCK = 8, 512
+MIN_BLOCK, MAX_BLOCK, TILE = 8, 512, 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,22 +113,28 @@ class Buffer(NamedTuple):
         experts: e = E / X, the number of experts on each device.
         rows: R, the number of rows for each device; a multiple of `block`.
         block: m, the number of rows in a block; each expert's rows start a new one.
+        expected: The expected number of blocks with rows that one device receives, from all devices, if all experts are
+            chosen equally often.
     """
 
     devices: int
     experts: int
     rows: int
     block: int
+    expected: int
 
 
-def buffer_of(config: ExpertConfig, *, experts: int, top_k: int, positions: int, limit: int) -> Buffer:
+def buffer_of(config: ExpertConfig, platform: str, *, experts: int, top_k: int, positions: int, limit: int) -> Buffer:
     """Returns the smallest buffer that fits any choice of the router.
 
     A block has a quarter of an expert's average number of positions, between MIN_BLOCK and MAX_BLOCK. Padding then adds
-    one eighth on average.
+    one eighth on average. On GPUs, each block also costs as much as G rows, see `ROWS_FOR_GRADIENT`: of r positions,
+    (r / m + 1 / 2) (m + G) is least for m = sqrt(2 G r). The limit is divided into equal blocks of about that size, in
+    tiles of a product, so that the last block is hardly larger than the limit requires.
 
     Args:
         config: The strategy's options, X = `size`.
+        platform: The platform of the step.
         experts: E, the number of experts in the whole model.
         top_k: k, the number of different experts for each position.
         positions: N, the number of positions on one device.
@@ -135,9 +143,15 @@ def buffer_of(config: ExpertConfig, *, experts: int, top_k: int, positions: int,
     own = experts // config.size
     share = max(1, positions * top_k // (4 * experts))
     block = min(MAX_BLOCK, max(MIN_BLOCK, 1 << (share.bit_length() - 1)))
+    if best := isqrt(8 * ROWS_FOR_GRADIENT.get(platform, 0) * share):
+        block, tile = -(-limit // max(1, round(limit / best))), TILE if best >= TILE else MIN_BLOCK
+        block = -(-block // tile) * tile
     together = min(positions * min(top_k, own), own * limit) + own * (block - 1)
     apart = own * -(-limit // block) * block
-    return Buffer(config.size, own, min(together // block * block, apart), block)
+    rows = min(together // block * block, apart)
+    used = min(positions * top_k, experts * limit)  # by all experts, and by the own ones from all devices
+    expected = max(-(-used // block) + experts // 2, min(used, experts))  # groups end in the middle of a block
+    return Buffer(config.size, own, rows, block, min(expected, config.size * rows // block))
 
 
 class Placement(NamedTuple):
@@ -164,9 +178,8 @@ def placement(buffer: Buffer, expert_Nk: Array, kept_Nk: Array) -> Placement:
         expert_Nk: The different experts that each position chooses, int32 (N, k).
         kept_Nk: False for dropped choices, bool (N, k).
     """
-    devices, experts, rows, block = buffer
-    chosen = expert_Nk.reshape(-1)
-    kept = kept_Nk.reshape(-1)
+    devices, experts, rows, block, _ = buffer
+    chosen, kept = expert_Nk.reshape(-1), kept_Nk.reshape(-1)
     place, count_E = places(chosen[None], kept[None], devices * experts)
     group_Xe = -(-count_E.reshape(devices, experts) // block) * block
     start_Xe = jnp.cumsum(group_Xe, axis=1) - group_Xe + jnp.arange(devices)[:, None] * rows
@@ -206,7 +219,7 @@ def dispatch(placed: Placement, x_ND: Array) -> tuple[Array, Array]:
         The rows from each device, (X * R, D), and the local expert of each block of rows, e for an empty block, int32
         (X * R / m,).
     """
-    devices, experts, rows, block = placed.buffer
+    devices, experts, rows, block, _ = placed.buffer
     x_MD = _take_rows(x_ND, placed.choice_M // placed.row_Nk.shape[1], placed.row_Nk)
     count_Xe = placed.count_E.reshape(devices, experts)
     x_MD, count_Xe = _exchange(x_MD, devices), _exchange(count_Xe, devices)
@@ -217,8 +230,7 @@ def dispatch(placed: Placement, x_ND: Array) -> tuple[Array, Array]:
 
 def combine(placed: Placement, y_MD: Array) -> Array:
     """Sends the results of experts back to their positions: (X * R, D) to (N, k, D), zeros for dropped choices."""
-    y_MD = _exchange(y_MD, placed.buffer.devices)
-    y_nD = _take_rows(y_MD, placed.row_Nk.reshape(-1), placed.choice_M[:, None])
+    y_nD = _take_rows(_exchange(y_MD, placed.buffer.devices), placed.row_Nk.reshape(-1), placed.choice_M[:, None])
     return y_nD.reshape(*placed.row_Nk.shape, -1)
 
 
@@ -262,6 +274,5 @@ def traffic(buffer: Buffer, *, width: int, dtype: Any, platform: str) -> Traffic
         return Traffic()
     rows = buffer.devices * buffer.rows * width * wire_bytes(dtype, platform)
     counts = buffer.devices * buffer.experts * 4
-    there_and_back = partial(Collective, "all-to-all", (AXIS,))
-    forward = (there_and_back(3, 2 * rows + counts),)
-    return Traffic(forward, (there_and_back(2, 2 * rows),), forward)
+    forward = (Collective("all-to-all", (AXIS,), 3, 2 * rows + counts),)
+    return Traffic(forward, (Collective("all-to-all", (AXIS,), 2, 2 * rows),), forward)

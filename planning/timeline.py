@@ -2,7 +2,8 @@
 
 The host starts kernels and collectives in the program's order. A collective runs beside the kernels between its start
 and its done; at the done, the compute queue waits for it. What it waits is exposed communication. Loops are repeated by
-their trip counts, and branches count by the share of turns that takes them.
+their trip counts, and branches count by the share of turns that takes them. The loops over the rows of a mixture's
+experts have the number of turns that they expect if all experts are chosen equally often.
 
 Nothing here is measured on a GPU: use it to compare programs. `kernel_time.py` has the efficiency factors.
 """
@@ -254,15 +255,17 @@ class _Queues:
         if part := part_of(instruction.attributes):
             self._turns(part, body, turns)
             return
-        if turns >= 1:
+        if turns:
             self.run(body)
-        if turns < 2:
+        if turns in (0, 1):
             return
         self._catch_up()
         before, compute, communication = self.totals.copy(), self.compute, self.communication
         first = len(self.recorder.events)
         self.run(body)
         self._catch_up()
+        if turns < 2:
+            del self.recorder.events[first:]
         self.recorder.repeat(first, int(turns) - 2, self.compute - compute)
         self.totals.add(before, self.totals.copy(), turns - 2)
         self.compute += (self.compute - compute) * (turns - 2)

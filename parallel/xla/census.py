@@ -1,7 +1,8 @@
 """Counts the collectives of a compiled step by kind and mesh axis, with bytes, from XLA's own text.
 
 A collective inside a loop counts once per turn, and an asynchronous pair (`-start`, `-done`) counts once. XLA's text
-contains the trip counts that XLA knows. For the parts of a pipeline, name scopes contain them, see `optional_turns.py`.
+contains the trip counts that XLA knows. For the parts of a pipeline and the experts of a mixture, name scopes contain
+them, see `optional_turns.py`.
 """
 
 import math
@@ -133,13 +134,13 @@ _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _ROLES = ("body", "to_apply", "calls", "branch_computations", "true_computation", "false_computation")
 _CALLED = re.compile(rf"({'|'.join(_ROLES)})=(\{{[^}}]*\}}|%?[\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_TURNS = re.compile(r"\bturns_(\d+)_of_(\d+)\b")
+_TURNS = re.compile(r"\bturns_(\d+)_of_(\d+)\)*/while\"")
 _BRANCHES = ("branch_computations", "true_computation", "false_computation")
 _BRANCH_TURNS = re.compile(r"\bturns_([\d_]+)_of_(\d+)/(?:cond|branch\w*)\"")
 
 
 class Call(NamedTuple):
-    """A computation that an instruction runs, and the number of runs; below 1 if only some turns of a loop run it."""
+    """A computation that an instruction runs, and the average number of runs, which may be a fraction."""
 
     name: str
     times: Fraction

@@ -9,7 +9,8 @@ in place. On a GPU, such a conditional copies nothing, but for a loop of unknown
 Unequal stages accept these waits: a conditional for each block would copy the gradients of the stage, 36 s in a step of
 Llama-3 405B on pipe 8 x fsdp 8 x context 2 x tensor 8 (compiled for H100s, simulated).
 
-The compiler does not know the number of runs of either, so a name scope records it for `census.py`.
+The compiler does not know the number of runs of either, so a name scope records it for `census.py`. The loop over the
+blocks of a mixture's experts records the number that it expects in the same way (`blocks/grouped_experts.py`).
 """
 
 import re
@@ -88,15 +89,15 @@ def _skip(carry: Carry) -> Carry:
     return jax.tree.map(touch, carry)
 
 
-def turns_scope(part: str, times: Iterable[int], of: int) -> str:
+def turns_scope(part: str, times: Iterable[int], of: int = 1) -> str:
     """Returns the name scope of something that runs in some out of `of` turns; `census.calls_of` reads it.
 
     Args:
-        part: Its name.
+        part: Its name; empty if it is not a part of a tick.
         times: How often it runs; of a switch, how often each branch runs.
-        of: The turns of the computation around it.
+        of: How often the computation around it runs.
     """
-    return f"{part}.turns_{'_'.join(map(str, times))}_of_{of}"
+    return f"{part and part + '.'}turns_{'_'.join(map(str, times))}_of_{of}"
 
 
 def part_of(instruction: str) -> str | None:

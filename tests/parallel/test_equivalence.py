@@ -115,6 +115,7 @@ ENDS = [
 def test_numbers_on_gpus_with_the_first_and_last_block_outside_the_loop(row, float64, monkeypatch):
     """Simulated devices run this form of the step only here."""
     monkeypatch.setattr(platform, "OVERLAPPING", ("cpu",))
+    monkeypatch.setitem(platform.ROWS_FOR_GRADIENT, "cpu", platform.ROWS_FOR_GRADIENT["gpu"])
     check(row, "float64", of_gpus=True)
 
 

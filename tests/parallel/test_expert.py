@@ -23,6 +23,7 @@ from spmdkit.parallel.expert import (
     traffic,
 )
 from spmdkit.parallel.model import ParallelContext
+from spmdkit.parallel.xla.census import calls_of, computations_of
 from support import rows, toy
 
 EXPERTS, TOP_K, POSITIONS, WIDTH = 8, 3, 24, 4
@@ -53,7 +54,9 @@ def choices(devices=1, seed=0, skewed=False):
 
 
 def dropless(devices):
-    return buffer_of(ExpertConfig(size=devices), experts=EXPERTS, top_k=TOP_K, positions=POSITIONS, limit=POSITIONS)
+    return buffer_of(
+        ExpertConfig(size=devices), "cpu", experts=EXPERTS, top_k=TOP_K, positions=POSITIONS, limit=POSITIONS
+    )
 
 
 @cache
@@ -61,9 +64,11 @@ def there_and_back(devices):
     """(x, weights, chosen, kept) -> what comes back, compiled."""
 
     def run(x_ND, weights_eD, expert_Nk, kept_Nk):
-        placed = placement(dropless(devices), expert_Nk, kept_Nk)
+        buffer = dropless(devices)
+        placed = placement(buffer, expert_Nk, kept_Nk)
         x_MD, expert_b = dispatch(placed, x_ND)
-        return combine(placed, apply_experts(lambda weights, x_mD: x_mD * weights[None, :], weights_eD, x_MD, expert_b))
+        y_MD = apply_experts(lambda weights, x_mD: x_mD * weights[None, :], weights_eD, x_MD, expert_b, buffer.expected)
+        return combine(placed, y_MD)
 
     spec = PartitionSpec("expert")
     mapped = jax.shard_map(run, mesh=toy.mesh(expert=devices).backend_mesh, in_specs=(spec,) * 4, out_specs=spec)
@@ -91,11 +96,14 @@ def test_census_equals_the_cost(devices):
     assert census(there_and_back(devices).as_text(), toy.mesh(expert=devices)) == tuple(moved)
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("most", [POSITIONS, 5])
 @pytest.mark.parametrize("devices", [1, 2, 8])
-def test_buffers_hold_the_worst_case(devices, most):
+def test_buffers_hold_the_worst_case(devices, most, platform):
     """All choices fit, as many as capacity allows, whichever experts they are for."""
-    buffer = buffer_of(ExpertConfig(size=devices), experts=EXPERTS, top_k=TOP_K, positions=POSITIONS, limit=most)
+    buffer = buffer_of(
+        ExpertConfig(size=devices), platform, experts=EXPERTS, top_k=TOP_K, positions=POSITIONS, limit=most
+    )
     assert buffer.rows % buffer.block == 0
 
     @jax.jit
@@ -113,13 +121,60 @@ def test_buffers_hold_the_worst_case(devices, most):
         np.testing.assert_array_equal(choice[used], np.flatnonzero(kept))
 
 
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize(("positions", "most"), [(1024, 1024), (1024, 300), (8, 8)])
+def test_expects_the_blocks_that_uniform_choices_fill(devices, positions, most):
+    """On average over the devices: each expert's last block from each device is half full."""
+    config = ExpertConfig(size=devices)
+    buffer = buffer_of(config, "cpu", experts=EXPERTS, top_k=TOP_K, positions=positions, limit=most)
+    scores = np.random.default_rng(0).random((devices, positions, EXPERTS))
+    chosen = np.argsort(scores, axis=2)[:, :, :TOP_K].reshape(devices, -1)
+    filled = [-(-min(count, most) // buffer.block) for each in chosen for count in np.bincount(each, minlength=EXPERTS)]
+    assert buffer.expected == pytest.approx(sum(filled) / devices, rel=0.1)
+
+
+def test_loops_over_blocks_record_their_expected_turns():
+    """Forward and backward, for each of 2 experts, in the text of the compiled program; XLA does not know them."""
+    weights, x, expert_b = jnp.ones((2, 4, 4)), jnp.ones((12, 4)), jnp.array([0, 0, 1, 1, 2, 2], jnp.int32)
+
+    def loss(weights, x, expert_b):
+        return jnp.sum(apply_experts(lambda weights, x_mD: x_mD @ weights, weights, x, expert_b, 5) ** 2)
+
+    text = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(weights, x, expert_b).compile().as_text()
+    lines = [line for lines in computations_of(text)[0].values() for line in lines if " while(" in line]
+    assert sorted(call.times for line in lines for call in calls_of(line) if call.times != 1) == [2, 2, 2.5, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("experts", "devices", "top_k", "positions", "limit", "block"),
+    [
+        (8, 1, 2, 16384, 5120, 1280),  # Mixtral 8x7B, 4 rows of 4,096 on one GPU
+        (8, 8, 2, 32768, 10240, 2048),
+        (128, 8, 8, 16384, 1280, 640),  # Qwen3 30B-A3B
+        (128, 8, 8, 16384, 16384, 768),
+    ],
+)
+def test_blocks_on_gpus_take_little_more_than_the_fewest_seconds(experts, devices, top_k, positions, limit, block):
+    """In units of a row's products: a block takes its rows and 250 for its gradients."""
+    sizes = {"experts": experts, "top_k": top_k, "positions": positions, "limit": limit}
+    buffer = buffer_of(ExpertConfig(size=devices), "gpu", **sizes)
+    small = buffer_of(ExpertConfig(size=devices), "cpu", **sizes)
+    assert buffer.block == block
+    assert buffer.rows <= 1.13 * small.rows
+
+    def cost(rows):
+        return (positions * top_k / rows + experts / 2) * (rows + 250)
+
+    assert cost(block) <= 1.03 * min(map(cost, range(128, 8192, 128)))
+
+
 def test_the_cost_of_capacity_and_of_none():
     """Capacity sends about factor * top_k positions, dropless top_k for each device in the worst case."""
     sizes = {"experts": 64, "top_k": 2, "positions": 8192}
     config = ExpertConfig(size=8)
-    limited = buffer_of(config, **sizes, limit=8192 * 2 * 5 // (64 * 4))  # factor 1.25
+    limited = buffer_of(config, "cpu", **sizes, limit=8192 * 2 * 5 // (64 * 4))  # factor 1.25
     assert (limited.devices * limited.rows, limited.block) == (64 * 320, 64)
-    unlimited = buffer_of(config, **sizes, limit=8192)
+    unlimited = buffer_of(config, "cpu", **sizes, limit=8192)
     assert unlimited.rows == 8192 * 2 + 8 * 63 // 64 * 64
     moved = traffic(limited, width=16, dtype="bfloat16", platform="cuda")
     assert [(line.count, line.bytes) for line in (*moved.forward, *moved.backward)] == [

@@ -214,6 +214,19 @@ def test_loop_repeats_its_body(turns):
     assert found.exchanges[0].runs == turns
 
 
+@pytest.mark.parametrize(("scope", "turns"), [("turns_7_of_1", 7), ("jvp(turns_5_of_2)", 2.5), ("turns_3_of_2", 1.5)])
+def test_loop_of_unknown_length_counts_by_its_expected_turns(scope, turns):
+    """Its kernels and its collectives, also within a part of a pipeline's tick; it is not a part itself."""
+    name = f'metadata={{op_name="forward.turns_1_of_9/cond/{scope}/while"}}'
+    body = f"  %x = f32[250] parameter(0)\n  ROOT %loop = f32[250] while(%x), condition=%add, body=%body, {name}"
+    found = simulated(body, computations=LOOP)
+    assert found.step_seconds == pytest.approx(3e-3 * turns)
+    assert found.compute_seconds == pytest.approx(2e-3 * turns)
+    assert found.exposed_seconds == pytest.approx(1e-3 * turns)
+    assert found.exchanges[0].runs == turns
+    assert found.parts == {}
+
+
 BRANCHES = """%short (a: f32[250]) -> f32[250] {
   %a.1 = f32[250] parameter(0)
   ROOT %a.2 = f32[250] negate(%a.1)

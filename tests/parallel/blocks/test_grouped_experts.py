@@ -41,7 +41,7 @@ def differentiated(function):
 
 
 def test_outputs_and_gradients_are_those_of_each_block_by_itself(float64):
-    found = differentiated(lambda weights, x: apply_experts(expert, weights, x, jnp.asarray(EXPERT_B)))
+    found = differentiated(lambda weights, x: apply_experts(expert, weights, x, jnp.asarray(EXPERT_B), 4))
     assert jax.tree.all(
         jax.tree.map(lambda one, other: np.allclose(one, other, atol=1e-14), found, differentiated(plain))
     )
@@ -52,7 +52,7 @@ def test_empty_blocks_are_not_computed():
     weights, x = example(np.float32)
     x = x.reshape(BLOCKS, ROWS, WIDTH)
     x[EXPERT_B == EXPERTS] = np.nan
-    y = jax.jit(lambda x: apply_experts(expert, weights, x, EXPERT_B))(x.reshape(-1, WIDTH)).reshape(x.shape)
+    y = jax.jit(lambda x: apply_experts(expert, weights, x, EXPERT_B, 4))(x.reshape(-1, WIDTH)).reshape(x.shape)
     assert np.isfinite(y).all()
     assert not y[EXPERT_B == EXPERTS].any()
 
@@ -63,7 +63,11 @@ def test_gradients_in_bfloat16_are_summed_in_float32():
     x = jnp.ones((1024, 1), "bfloat16")
 
     def loss(weights):
-        return apply_experts(lambda w, x: x @ w["up"], weights, x, jnp.zeros(1024, jnp.int32)).astype("float32").sum()
+        return (
+            apply_experts(lambda w, x: x @ w["up"], weights, x, jnp.zeros(1024, jnp.int32), 1024)
+            .astype("float32")
+            .sum()
+        )
 
     gradient = jax.jit(jax.grad(loss))(weights)["up"]
     assert gradient.dtype == jnp.bfloat16

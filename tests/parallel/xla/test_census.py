@@ -122,6 +122,8 @@ ENTRY %main (p: f32[8]) -> f32[8] {{
     [
         ('%w = () while(%t), condition=%c, body=%b.3, backend_config={"known_trip_count":{"n":"5"}}', [("b.3", 5)]),
         ('%w = () while(%t), body=%b, metadata={op_name="x/turns_3_of_8/while"}', [("b", Fraction(3, 8))]),
+        ('%w = () while(%t), body=%b, metadata={op_name="f.turns_3_of_8/cond/jvp(turns_9_of_2)/while"}', [("b", 4.5)]),
+        ('%w = () while(%t), body=%b, metadata={op_name="f.turns_3_of_8/cond/branch_1_fun/while"}', [("b", 1)]),
         ("%w = (s32[]) while(%t), condition=%c, body=%b", [("b", 1)]),
         ("%f = f32[] fusion(%x), kind=kLoop, calls=%fused", [("fused", 1)]),
         ("%i = f32[] conditional(%p), branch_computations={%one, %two}", [("one", 1), ("two", 1)]),

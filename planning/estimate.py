@@ -21,6 +21,7 @@ from ..parallel.options import Precision
 from ..parallel.schedule.builders import make_schedule
 from ..parallel.schedule.schedule_table import Schedule
 from ..parallel.schedule.timing import measure
+from ..parallel.xla.platform import overhead_of
 from .candidates import Candidate, ModelSizes, group_of
 from .kernel_time import EFFICIENCY
 from .link_time import collective_seconds
@@ -153,7 +154,7 @@ class Estimator:
         held = self.model.length // candidate.size("context")
         return buffer_of(
             ExpertConfig(size=candidate.size("expert")),
-            "tpu" if self.target.shape else "gpu",
+            overhead_of("tpu" if self.target.shape else "gpu", sizes.width * sizes.mlp_size / candidate.size("tensor")),
             experts=sizes.experts,
             top_k=sizes.top_k,
             positions=ceil(rows * held),
@@ -182,8 +183,7 @@ class Estimator:
         back = self._seconds(candidate, "collective-permute", keys * 4, "context")
         found["context"] = (hops * hop, hops * (hop + back), repeats * hops * hop)
         if isinstance(sizes, MoEConfig):
-            buffer = self._buffer(candidate, sizes, rows)
-            moved = buffer.devices * buffer.rows * sizes.width * self.width
+            moved = (buffer := self._buffer(candidate, sizes, rows)).devices * buffer.rows * sizes.width * self.width
             exchange = self._seconds(candidate, "all-to-all", moved, "expert")
             found["expert"] = (2 * exchange, 2 * exchange, repeats * 2 * exchange)
         return found

@@ -41,6 +41,7 @@ from ..parallel.collectives import Collective, Traffic, varying_zeros
 from ..parallel.expert import places
 from ..parallel.model import Batch, BlockModel, ParallelContext, Params
 from ..parallel.sharding.parallel_context import held_positions
+from ..parallel.xla.platform import overhead_of
 from .transformer import WHOLE, Hidden, Transformer
 from .transformer_config import Positive, TransformerConfig
 from .transformer_split import Rules
@@ -238,7 +239,7 @@ class MixtureOfExperts(Transformer):
         """Returns the sizes of the buffers for rows with `held` positions each on the device's `context` group."""
         return expert.buffer_of(
             self.parallel.expert,
-            self.parallel.platform,
+            overhead_of(self.parallel.platform, self.config.width * self.config.mlp_size / self.parallel.tensor.size),
             experts=self.config.experts,
             top_k=self.config.top_k,
             positions=rows * held,

@@ -53,7 +53,6 @@ from jax import Array, lax
 from .collectives import Collective, Traffic, own_collectives, wire_bytes
 from .options import check_options
 from .plan import as_stored, no_problems, split_by_model, splits_nothing, summed_elsewhere, unchanged
-from .xla.platform import ROWS_FOR_GRADIENT
 
 AXIS = "expert"
 MIN_BLOCK, MAX_BLOCK, TILE = 8, 512, 128
@@ -124,17 +123,17 @@ class Buffer(NamedTuple):
     expected: int
 
 
-def buffer_of(config: ExpertConfig, platform: str, *, experts: int, top_k: int, positions: int, limit: int) -> Buffer:
+def buffer_of(config: ExpertConfig, overhead: int, *, experts: int, top_k: int, positions: int, limit: int) -> Buffer:
     """Returns the smallest buffer that fits any choice of the router.
 
     A block has a quarter of an expert's average number of positions, between MIN_BLOCK and MAX_BLOCK. Padding then adds
-    one eighth on average. On GPUs, each block also costs as much as G rows, see `ROWS_FOR_GRADIENT`: of r positions,
+    one eighth on average. If each block also costs as much as G rows, as on GPUs: of r positions,
     (r / m + 1 / 2) (m + G) is least for m = sqrt(2 G r). The limit is divided into equal blocks of about that size, in
     tiles of a product, so that the last block is hardly larger than the limit requires.
 
     Args:
         config: The strategy's options, X = `size`.
-        platform: The platform of the step.
+        overhead: G, see `platform.overhead_of`; 0 = a quarter.
         experts: E, the number of experts in the whole model.
         top_k: k, the number of different experts for each position.
         positions: N, the number of positions on one device.
@@ -143,9 +142,9 @@ def buffer_of(config: ExpertConfig, platform: str, *, experts: int, top_k: int, 
     own = experts // config.size
     share = max(1, positions * top_k // (4 * experts))
     block = min(MAX_BLOCK, max(MIN_BLOCK, 1 << (share.bit_length() - 1)))
-    if best := isqrt(8 * ROWS_FOR_GRADIENT.get(platform, 0) * share):
-        block, tile = -(-limit // max(1, round(limit / best))), TILE if best >= TILE else MIN_BLOCK
-        block = -(-block // tile) * tile
+    if best := isqrt(8 * overhead * share):
+        tile = TILE if best >= TILE else MIN_BLOCK
+        block = -(-limit // (-(-limit // best) * tile)) * tile
     together = min(positions * min(top_k, own), own * limit) + own * (block - 1)
     apart = own * -(-limit // block) * block
     rows = min(together // block * block, apart)

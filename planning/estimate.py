@@ -16,10 +16,12 @@ from ..mesh.targets import Target
 from ..models.layers import MAX_LOGITS_BYTES
 from ..models.moe import MoEConfig
 from ..models.transformer_config import TransformerConfig
+from ..parallel.expert import Buffer, ExpertConfig, buffer_of
 from ..parallel.options import Precision
 from ..parallel.schedule.builders import make_schedule
 from ..parallel.schedule.schedule_table import Schedule
 from ..parallel.schedule.timing import measure
+from ..parallel.xla.platform import overhead_of
 from .candidates import Candidate, ModelSizes, group_of
 from .kernel_time import EFFICIENCY, WIDE_HEAD
 from .link_time import collective_seconds
@@ -130,10 +132,34 @@ class Estimator:
         hidden = getattr(sizes, "top_k", 1) * sizes.mlp_size
         touched = 12 * sizes.width / tensor + 4 * sizes.heads * sizes.head_size / tensor + 6 * hidden / tensor
         other = tokens * touched * self.width / memory
+        experts = self._experts(candidate, sizes, rows) if isinstance(sizes, MoEConfig) else Pass(0.0, 0.0, 0.0)
         return Pass(
-            product + forward + other,
-            product + backward + 2 * other,
-            product,
+            product + forward + other + experts.forward,
+            product + backward + 2 * other + experts.backward_input,
+            product + experts.backward_weight,
+        )
+
+    def _experts(self, candidate: Candidate, sizes: MoEConfig, rows: float) -> Pass:
+        """Returns what `grouped_experts.py` adds to the products of the rows: padding, copies, gate and up again."""
+        buffer, own = self._buffer(candidate, sizes, rows), sizes.experts / candidate.size("expert")
+        weights = 3 * sizes.width * sizes.mlp_size / candidate.size("tensor")
+        product = 2 * weights / (EFFICIENCY.matmul * self.peak)
+        touch = weights / (EFFICIENCY.memory * self.target.card.memory_bandwidth)
+        computed = buffer.expected * buffer.block
+        padding = (computed - rows * self.model.length / candidate.size("context") * sizes.top_k) * product
+        copies = 2 * own * self.width * touch
+        added = (buffer.expected * (8 + self.width) + own * (4 + self.width)) * touch
+        return Pass(padding + copies, padding + copies + 2 / 3 * computed * product, padding + added)
+
+    def _buffer(self, candidate: Candidate, sizes: MoEConfig, rows: float) -> Buffer:
+        held = self.model.length // candidate.size("context")
+        return buffer_of(
+            ExpertConfig(size=candidate.size("expert")),
+            overhead_of("tpu" if self.target.shape else "gpu", sizes.width * sizes.mlp_size / candidate.size("tensor")),
+            experts=sizes.experts,
+            top_k=sizes.top_k,
+            positions=ceil(rows * held),
+            limit=ceil(rows * min(held, sizes.capacity(self.model.length))),
         )
 
     def _traffic(self, candidate: Candidate, rows: float) -> dict[str, tuple[float, float, float]]:
@@ -158,7 +184,7 @@ class Estimator:
         back = self._seconds(candidate, "collective-permute", keys * 4, "context")
         found["context"] = (hops * hop, hops * (hop + back), repeats * hops * hop)
         if isinstance(sizes, MoEConfig):
-            moved = positions * sizes.top_k * sizes.width * self.width
+            moved = (buffer := self._buffer(candidate, sizes, rows)).devices * buffer.rows * sizes.width * self.width
             exchange = self._seconds(candidate, "all-to-all", moved, "expert")
             found["expert"] = (2 * exchange, 2 * exchange, repeats * 2 * exchange)
         return found

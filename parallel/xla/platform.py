@@ -29,10 +29,17 @@ OVERLAPPING = ("gpu", "cuda", "rocm")
 8B on data 16 x fsdp 8 H100s, 8,192 x 2 positions, exposes 201 ms with one sum at the end (compiled, not run)."""
 
 
-ROWS_FOR_GRADIENT = {"gpu": 250}
-"""Platform -> the rows of an expert whose products take as long as adding the gradients of one block to those of the
-expert, for `expert.buffer_of`. Mixtral 8x7B on an H100, bfloat16, blocks of 512 rows: 0.58 ms, and 2.34 us for the
-products of a row (JAX 0.10.2, November 2026). XLA:CPU keeps blocks of a quarter of an expert's rows."""
+def overhead_of(platform: str, elements: float) -> int:
+    """Returns what a block of an expert's rows takes beyond the products of its rows, in rows; 0 if unknown.
+
+    On GPUs: to add its gradients to those of the expert, 250 rows (Mixtral 8x7B on an H100, bfloat16: 0.58 ms, and 2.34
+    us for the products of a row; JAX 0.10.2, November 2026), and 14 starts of products of 6 us, see `kernel_time.py`.
+
+    Args:
+        platform: The platform of the step.
+        elements: The elements of a weight of one expert on a device.
+    """
+    return 250 + int(2e9 / elements) if platform == "gpu" else 0
 
 
 class Trick(NamedTuple):

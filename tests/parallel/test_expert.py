@@ -54,9 +54,7 @@ def choices(devices=1, seed=0, skewed=False):
 
 
 def dropless(devices):
-    return buffer_of(
-        ExpertConfig(size=devices), "cpu", experts=EXPERTS, top_k=TOP_K, positions=POSITIONS, limit=POSITIONS
-    )
+    return buffer_of(ExpertConfig(size=devices), 0, experts=EXPERTS, top_k=TOP_K, positions=POSITIONS, limit=POSITIONS)
 
 
 @cache
@@ -96,13 +94,13 @@ def test_census_equals_the_cost(devices):
     assert census(there_and_back(devices).as_text(), toy.mesh(expert=devices)) == tuple(moved)
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize("overhead", [0, 250])
 @pytest.mark.parametrize("most", [POSITIONS, 5])
 @pytest.mark.parametrize("devices", [1, 2, 8])
-def test_buffers_hold_the_worst_case(devices, most, platform):
+def test_buffers_hold_the_worst_case(devices, most, overhead):
     """All choices fit, as many as capacity allows, whichever experts they are for."""
     buffer = buffer_of(
-        ExpertConfig(size=devices), platform, experts=EXPERTS, top_k=TOP_K, positions=POSITIONS, limit=most
+        ExpertConfig(size=devices), overhead, experts=EXPERTS, top_k=TOP_K, positions=POSITIONS, limit=most
     )
     assert buffer.rows % buffer.block == 0
 
@@ -126,7 +124,7 @@ def test_buffers_hold_the_worst_case(devices, most, platform):
 def test_expects_the_blocks_that_uniform_choices_fill(devices, positions, most):
     """On average over the devices: each expert's last block from each device is half full."""
     config = ExpertConfig(size=devices)
-    buffer = buffer_of(config, "cpu", experts=EXPERTS, top_k=TOP_K, positions=positions, limit=most)
+    buffer = buffer_of(config, 0, experts=EXPERTS, top_k=TOP_K, positions=positions, limit=most)
     scores = np.random.default_rng(0).random((devices, positions, EXPERTS))
     chosen = np.argsort(scores, axis=2)[:, :, :TOP_K].reshape(devices, -1)
     filled = [-(-min(count, most) // buffer.block) for each in chosen for count in np.bincount(each, minlength=EXPERTS)]
@@ -146,35 +144,37 @@ def test_loops_over_blocks_record_their_expected_turns():
 
 
 @pytest.mark.parametrize(
-    ("experts", "devices", "top_k", "positions", "limit", "block"),
+    ("experts", "devices", "top_k", "positions", "limit", "overhead", "block"),
     [
-        (8, 1, 2, 16384, 5120, 1280),  # Mixtral 8x7B, 4 rows of 4,096 on one GPU
-        (8, 8, 2, 32768, 10240, 2048),
-        (128, 8, 8, 16384, 1280, 640),  # Qwen3 30B-A3B
-        (128, 8, 8, 16384, 16384, 768),
+        (8, 1, 2, 16384, 5120, 284, 1280),  # Mixtral 8x7B, 4 rows of 4,096 on one GPU
+        (8, 8, 2, 32768, 10240, 284, 2048),
+        (128, 8, 8, 16384, 1280, 1521, 1280),  # Qwen3 30B-A3B
+        (128, 8, 8, 16384, 16384, 250, 768),
     ],
 )
-def test_blocks_on_gpus_take_little_more_than_the_fewest_seconds(experts, devices, top_k, positions, limit, block):
-    """In units of a row's products: a block takes its rows and 250 for its gradients."""
+def test_blocks_on_gpus_take_little_more_than_the_fewest_seconds(
+    experts, devices, top_k, positions, limit, overhead, block
+):
+    """In units of a row's products: a block takes its rows and its overhead."""
     sizes = {"experts": experts, "top_k": top_k, "positions": positions, "limit": limit}
-    buffer = buffer_of(ExpertConfig(size=devices), "gpu", **sizes)
-    small = buffer_of(ExpertConfig(size=devices), "cpu", **sizes)
+    buffer = buffer_of(ExpertConfig(size=devices), overhead, **sizes)
+    small = buffer_of(ExpertConfig(size=devices), 0, **sizes)
     assert buffer.block == block
     assert buffer.rows <= 1.13 * small.rows
 
     def cost(rows):
-        return (positions * top_k / rows + experts / 2) * (rows + 250)
+        return (positions * top_k / rows + experts / 2) * (rows + overhead)
 
-    assert cost(block) <= 1.03 * min(map(cost, range(128, 8192, 128)))
+    assert cost(block) <= 1.05 * min(map(cost, range(128, 8192, 128)))
 
 
 def test_the_cost_of_capacity_and_of_none():
     """Capacity sends about factor * top_k positions, dropless top_k for each device in the worst case."""
     sizes = {"experts": 64, "top_k": 2, "positions": 8192}
     config = ExpertConfig(size=8)
-    limited = buffer_of(config, "cpu", **sizes, limit=8192 * 2 * 5 // (64 * 4))  # factor 1.25
+    limited = buffer_of(config, 0, **sizes, limit=8192 * 2 * 5 // (64 * 4))  # factor 1.25
     assert (limited.devices * limited.rows, limited.block) == (64 * 320, 64)
-    unlimited = buffer_of(config, "cpu", **sizes, limit=8192)
+    unlimited = buffer_of(config, 0, **sizes, limit=8192)
     assert unlimited.rows == 8192 * 2 + 8 * 63 // 64 * 64
     moved = traffic(limited, width=16, dtype="bfloat16", platform="cuda")
     assert [(line.count, line.bytes) for line in (*moved.forward, *moved.backward)] == [

@@ -164,6 +164,14 @@ def by_hand(sizes, **counts):
 EXPERTS = MoEConfig(vocabulary=16, length=8, layers=4, width=8, heads=4, experts=4, top_k=2)
 
 
+def test_estimates_the_work_of_experts_beyond_their_products():
+    """Mixtral 8x7B compiled for h100:4x8 by JAX 0.10.2: 10.5 s, with one microbatch."""
+    estimated = estimator_of("mixtral_8x7b", "h100:4x8").estimate(
+        Candidate(mesh=(("fsdp", 4), ("expert", 8)), remat="full")
+    )
+    assert estimated.step_seconds == pytest.approx(10.5, rel=0.15)
+
+
 @pytest.mark.parametrize(
     ("axis", "stored"), [("fsdp", 750), ("tensor", 750), ("expert", 1800), ("pipe", 1500), ("data", 3000)]
 )
@@ -178,8 +186,8 @@ def test_update_takes_as_long_as_the_parameters_of_a_device(axis, stored):
 COLLECTIVES = {
     ("data", "full"): [(1, "all-reduce", 8000)],
     ("fsdp", "full"): [(4 * 2, "all-gather", 1000), (4, "reduce-scatter", 2000)],
-    ("expert", "none"): [(4 * 4, "all-to-all", 256)],
-    ("expert", "full"): [(4 * 6, "all-to-all", 256)],
+    ("expert", "none"): [(4 * 4, "all-to-all", 512)],  # a block of 8 rows for each of 4 experts
+    ("expert", "full"): [(4 * 6, "all-to-all", 512)],
     ("tensor", "none"): [(4 * 4, "all-gather", 512), (4 * 4, "reduce-scatter", 512)],
     ("tensor", "full"): [(4 * 6, "all-gather", 512), (4 * 5, "reduce-scatter", 512)],
     ("context", "full"): [(36, "collective-permute", 256), (12, "collective-permute", 512), (1, "all-reduce", 8000)],

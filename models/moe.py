@@ -38,7 +38,6 @@ from jax import Array, lax
 from ..parallel import context, expert, tensor
 from ..parallel.blocks.grouped_experts import apply_experts
 from ..parallel.collectives import Collective, Traffic, varying_zeros
-from ..parallel.expert import places
 from ..parallel.model import Batch, BlockModel, ParallelContext, Params
 from ..parallel.sharding.parallel_context import held_positions
 from ..parallel.xla.platform import overhead_of
@@ -175,11 +174,10 @@ class MixtureOfExperts(Transformer):
             x = {**x, "router_loss": x["router_loss"] + routing.loss_B}
         x_ND = x_BLD.reshape(-1, x_BLD.shape[2])
         expert_Nk, gate_Nk, kept_Nk = (each.reshape(-1, self.config.top_k) for each in routing[:3])
-        buffer = self._buffer(*x_BLD.shape[:2])
-        placed = expert.placement(buffer, expert_Nk, kept_Nk)
+        placed = expert.placement(self._buffer(*x_BLD.shape[:2]), expert_Nk, kept_Nk)
         x_MD, expert_b = expert.dispatch(placed, x_ND)
         weights = {name: params[name] for name in ("gate", "up", "down")}
-        y_NkD = expert.combine(placed, apply_experts(_swiglu, weights, x_MD, expert_b, buffer.expected))
+        y_NkD = expert.combine(placed, apply_experts(_swiglu, weights, x_MD, expert_b, placed.buffer.expected))
         y_ND = jnp.sum(y_NkD.astype(gate_Nk.dtype) * gate_Nk[:, :, None], axis=1).astype(x_BLD.dtype)
         return tensor.scatter_positions(self.parallel.tensor, y_ND.reshape(x_BLD.shape)), x
 
@@ -229,7 +227,7 @@ class MixtureOfExperts(Transformer):
         if self._gathers_choices:
             gathered_BWk = lax.all_gather(expert_BLk, context.AXIS, axis=1, tiled=True)
             whole_BWk = jnp.take(gathered_BWk, _order_of_gathered(self.parallel, gathered_BWk.shape[1]), axis=1)
-        place_Bn, count_BE = places(whole_BWk.reshape(whole_BWk.shape[0], -1), None, self.config.experts)
+        place_Bn, count_BE = expert.places(whole_BWk.reshape(whole_BWk.shape[0], -1), None, self.config.experts)
         place_BWk = place_Bn.reshape(whole_BWk.shape)
         if whole_BWk is expert_BLk:
             return place_BWk, count_BE

@@ -283,8 +283,7 @@ class Transformer(SplitTransformer):
             return layers.chunked_cross_entropy(*self._head_factors(groups, x), targets_BL, weights_BL, chunks, loss)
         if size == 1:
             return layers.cross_entropy(self.logits(groups, x), targets_BL, self._held(batch["weights"]))
-        own_l = own_positions(self.parallel, batch["weights"].shape[1])
-        weights_Bl = jnp.take(batch["weights"], own_l, axis=1)
+        weights_Bl = jnp.take(batch["weights"], own_positions(self.parallel, batch["weights"].shape[1]), axis=1)
         return tensor.split_cross_entropy(self.parallel.tensor, self.logits(groups, x), targets_BL, weights_Bl)
 
     def _loss_of_chunk(self, logits_BLv: Array, targets_BL: Array, weights_BL: Array) -> tuple[Array, Array]:

@@ -143,7 +143,7 @@ def buffer_of(config: ExpertConfig, overhead: int, *, experts: int, top_k: int, 
     share = max(1, positions * top_k // (4 * experts))
     block = min(MAX_BLOCK, max(MIN_BLOCK, 1 << (share.bit_length() - 1)))
     if best := isqrt(8 * overhead * share):
-        tile = TILE if best >= TILE else MIN_BLOCK
+        tile = TILE if min(best, limit) >= TILE else MIN_BLOCK
         block = -(-limit // (-(-limit // best) * tile)) * tile
     together = min(positions * min(top_k, own), own * limit) + own * (block - 1)
     apart = own * -(-limit // block) * block

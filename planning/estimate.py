@@ -128,10 +128,9 @@ class Estimator:
         scores = rows * sizes.heads / tensor * length / context * length / 2  # half of them are masked
         attention = 4 * scores * sizes.head_size / (min(1.0, sizes.head_size / WIDE_HEAD) * self.peak)
         forward, backward = attention / EFFICIENCY.attention, 2.5 * attention / EFFICIENCY.attention_backward
-        memory = EFFICIENCY.memory * self.target.card.memory_bandwidth
         hidden = getattr(sizes, "top_k", 1) * sizes.mlp_size
         touched = 12 * sizes.width / tensor + 4 * sizes.heads * sizes.head_size / tensor + 6 * hidden / tensor
-        other = tokens * touched * self.width / memory
+        other = tokens * touched * self.width / (EFFICIENCY.memory * self.target.card.memory_bandwidth)
         experts = self._experts(candidate, sizes, rows) if isinstance(sizes, MoEConfig) else Pass(0.0, 0.0, 0.0)
         return Pass(
             product + forward + other + experts.forward,

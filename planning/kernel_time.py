@@ -13,17 +13,8 @@ from ..mesh.errors import UserError
 from ..mesh.targets import Card
 from .scheduled_program import Array, Computation, Instruction, Program
 
-FREE = {
-    "parameter",
-    "constant",
-    "get-tuple-element",
-    "tuple",
-    "bitcast",
-    "partition-id",
-    "replica-id",
-    "after-all",
-    "opt-barrier",
-}
+FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "opt-barrier"}
+FREE |= {"partition-id", "replica-id"}
 """Operations that start no kernel, or one too small to count."""
 SLICES = {"slice", "dynamic-slice", "gather"}
 GEMM = re.compile(r'custom_call_target="__cublas')
@@ -108,7 +99,9 @@ def kernel_work(
     """
     operands = computation.operands_of(instruction)
     moved = sum(each.bytes for each in operands) + instruction.bytes
-    share, flops = _share_of_products([*operands, instruction], efficiency), 0.0
+    rows = [each.results[0] for each in (*operands, instruction) if each.results and len(each.results[0].shape) > 1]
+    aligned = all(row.shape[-1] * row.itemsize % ROW_BYTES == 0 for row in rows)
+    share, flops = efficiency.matmul if aligned else efficiency.unaligned, 0.0
     dtype = operands[0].results[0].dtype if operands and operands[0].results else "f32"
     if GEMM.search(instruction.attributes):
         flops = _gemm_flops(instruction, operands)
@@ -130,13 +123,6 @@ def kernel_work(
     return Work(
         flops, moved, efficiency.kernel_seconds + max(arithmetic, moved / (efficiency.memory * card.memory_bandwidth))
     )
-
-
-def _share_of_products(arrays: list[Instruction], efficiency: Efficiency) -> float:
-    """Returns the share of the peak of a product, from its operands and its result."""
-    rows = [each.results[0] for each in arrays if each.results and len(each.results[0].shape) > 1]
-    aligned = all(row.shape[-1] * row.itemsize % ROW_BYTES == 0 for row in rows)
-    return efficiency.matmul if aligned else efficiency.unaligned
 
 
 def _peak(card: Card, dtype: str) -> float:

@@ -25,7 +25,7 @@ AXES = ("pipe", "data", "fsdp", "expert", "context", "tensor")
 """The axes of a searched mesh, in its order: the slowest network first."""
 SCHEDULES = (("1f1b", 1), ("interleaved_1f1b", 2), ("interleaved_1f1b", 4), ("zb_h1", 1), ("zbv", 2))
 """Names and chunks per stage. GPipe takes as long as 1F1B and holds more, so it is left out."""
-POLICIES = ("none", "dots", "selective", "full")
+POLICIES = ("none", "dots", "selective", "local", "full")
 MAX_MICROBATCHES = 256
 ONE_DEVICE = "h100:1x1"
 """A device to lay the model out on, for the state without a mesh; which one does not matter."""
@@ -213,9 +213,10 @@ def _variants(mesh: dict[str, int], model: ModelSizes, rows: int) -> Iterator[Ca
     for zero in (0, 1) if mesh.get("data", 1) > 1 else (0,):
         for keep in ("block", "step") if mesh.get("fsdp", 1) > 1 else ("block",):
             for microbatches in divisors(rows):
-                if stages == 1 and (keep == "block" or microbatches > 1):
+                if stages == 1:
                     for remat in POLICIES if model.layers > 1 else ("none",):
-                        yield Candidate(mesh=named, accumulate=microbatches, remat=remat, keep=keep, zero=zero)
+                        if remat != "local" or "tensor" in mesh:  # otherwise the same as `full`
+                            yield Candidate(mesh=named, accumulate=microbatches, remat=remat, keep=keep, zero=zero)
                 elif 1 < stages <= microbatches <= MAX_MICROBATCHES:
                     common = {"mesh": named, "microbatches": microbatches, "keep": keep, "zero": zero}
                     yield from _pipelines(common, stages, model.layers)

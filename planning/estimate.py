@@ -29,9 +29,9 @@ from .link_time import collective_seconds
 OVERLAPPED = {"one microbatch": 0.95, "several": 0.1}
 """The share of FSDP's traffic that products can hide. In a loop over microbatches, XLA hides little of it: compiled
 steps of Llama-3 70B on 64 H100s expose 3 % of all traffic without accumulation, and 88 % with 8 microbatches."""
-RECOMPUTED = {"none": 0.0, "dots": 0.2, "selective": 0.6, "full": 1.0}
+RECOMPUTED = {"none": 0.0, "dots": 0.2, "selective": 0.6, "local": 1.0, "full": 1.0}
 """`train.remat` -> the share of a block's forward that backward repeats. Compiled steps of Llama-3 8B on 8 H100s repeat
-0, 0, 0.61 and 1 of its products (docs/gpu.md); `dots` also repeats what is not a product."""
+0, 0, 0.61, 1 and 1 of its products (docs/gpu.md); `dots` also repeats what is not a product."""
 MAX_ROUNDS = 4
 """Microbatches for each stage up to which a schedule is made and timed."""
 
@@ -174,7 +174,7 @@ class Estimator:
         residual = positions * sizes.width * self.width
         whole = self._seconds(candidate, "all-gather", residual, "tensor")
         parts = self._seconds(candidate, "reduce-scatter", residual, "tensor")
-        repeats = candidate.remat != "none" or candidate.recompute
+        repeats = candidate.remat not in ("none", "local") or candidate.recompute
         found["tensor"] = (2 * (whole + parts), 2 * (whole + parts), repeats * (2 * whole + parts))
         heads = max(sizes.num_kv_heads // size("tensor"), 1)
         keys = 2 * positions * heads * sizes.head_size
@@ -227,9 +227,8 @@ class Estimator:
             terms["traffic of pipe"] = 2 * ticks * sent
         once, hidden = self._once(candidate)
         terms["traffic of data"] = max(once - hidden * passes * layers * compute, 0.0)
-        local = self._stored(candidate, 1.0)[0]
-        bytes_of_update = local * self.model.bytes_per_parameter * (3 + 2 * self.model.optimizer_ratio)
-        terms["update"] = bytes_of_update / (EFFICIENCY.memory * self.target.card.memory_bandwidth)
+        moved = self._stored(candidate, self.model.bytes_per_parameter)[0] * (3 + 2 * self.model.optimizer_ratio)
+        terms["update"] = moved / (EFFICIENCY.memory * self.target.card.memory_bandwidth)
         return terms, bubble
 
     def _exposed(self, candidate: Candidate, axis: str, seconds: tuple[float, float, float], block: Pass) -> float:
@@ -314,8 +313,8 @@ class Estimator:
         whole = 2 * sizes.width if tensor > 1 else 0
         everything = 4 * residual + whole + 2 * heads + out + 4 * hidden
         narrow = 2 * residual + heads + out
-        kept = {"none": everything, "dots": narrow + 2 * hidden, "selective": narrow, "full": residual}
-        return kept[candidate.remat] * self.width, everything * self.width
+        kept = {"none": everything, "dots": narrow + 2 * hidden, "selective": narrow, "local": 2 * residual + whole}
+        return kept.get(candidate.remat, residual) * self.width, everything * self.width
 
 
 def _slots(candidate: Candidate) -> float:

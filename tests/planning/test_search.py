@@ -31,6 +31,7 @@ from spmdkit import list_devices
 
 SMALL = "model.layers=4 model.width=64 model.heads=8 data.length=64 train.global_batch=16 precision.compute=bfloat16"
 GIB = 2**30
+TWO_AXES = (("fsdp", 4), ("tensor", 2))
 
 
 def small(*overrides):
@@ -78,12 +79,25 @@ def test_a_stage_has_at_least_one_of_the_4_blocks():
     assert {candidate.size("pipe") for candidate in found} == {1, 2, 4}
 
 
-def test_blocks_are_kept_for_a_step_only_with_several_microbatches():
+@pytest.mark.parametrize(("mesh", "policies"), [((("fsdp", 8),), {*POLICIES} - {"local"}), (TWO_AXES, {*POLICIES})])
+def test_blocks_are_gathered_once_or_twice_under_each_policy(mesh, policies):
+    """`local` keeps what collectives of `tensor` return: without them it is the same as `full`."""
     found = enumerate_candidates(model_sizes(small()), parse_target("h100:1x8"), 16)
-    split = [candidate for candidate in found if candidate.mesh == (("fsdp", 8),)]
+    split = [candidate for candidate in found if candidate.mesh == mesh and candidate.accumulate < 3]
     ways = {(candidate.keep, candidate.accumulate) for candidate in split}
-    assert ways == {("block", 1), ("block", 2), ("step", 2)}
-    assert {candidate.remat for candidate in split} == {*POLICIES}
+    assert ways == {("block", 1), ("block", 2), ("step", 1), ("step", 2)}
+    assert {candidate.remat for candidate in split} == policies
+
+
+def test_short_rows_keep_what_collectives_return():
+    """Llama-3 8B, one row of 4,096 for each 8 GPUs. Compiled: 169 ms, and 228 if nothing is kept (docs/gpu.md)."""
+    estimator = estimator_of("llama3_8b", "h100:16x8", "data.length=4096", "train.global_batch=16")
+    mesh = (("fsdp", 16), ("tensor", 8))
+    kept, dropped = (
+        estimator.estimate(Candidate(mesh=mesh, remat=remat, keep=keep)).step_seconds
+        for remat, keep in (("local", "step"), ("full", "block"))
+    )
+    assert 0.6 < kept / dropped < 0.85
 
 
 def test_experts_are_split_only_if_the_model_has_them():
@@ -117,8 +131,8 @@ def test_long_schedules_are_timed_by_their_growth(name):
     assert ticks == pytest.approx(exact.ticks, rel=0.01)
 
 
-def estimator_of(preset, target):
-    config = load_config(preset, sizes=False)
+def estimator_of(preset, target, *overrides):
+    config = load_config(preset, overrides, sizes=False)
     return Estimator(model_sizes(config), parse_target(target), config.train.global_batch, config.precision)
 
 
@@ -133,11 +147,13 @@ def test_estimate_is_near_the_compiled_step():
 
 def test_estimate_trades_memory_for_recomputation():
     estimator = estimator_of("llama3_8b", "h100:1x8")
-    found = [estimator.estimate(Candidate(mesh=(("fsdp", 8),), remat=policy)) for policy in POLICIES]
+    found = [
+        estimator.estimate(Candidate(mesh=(("fsdp", 8),), remat=policy)) for policy in POLICIES if policy != "local"
+    ]
     memory, seconds = [each.peak_bytes for each in found], [each.step_seconds for each in found]
     assert memory == sorted(memory, reverse=True)
     assert seconds == sorted(seconds)
-    assert len({*memory}) == len({*seconds}) == len(POLICIES) == 4
+    assert len({*memory}) == len({*seconds}) == 4
 
 
 def test_estimate_has_recomputation_bubble_and_exposed_tensor_traffic():
@@ -206,7 +222,7 @@ def test_communication_is_that_of_each_block_and_of_the_gradients(axis, remat):
     assert found == pytest.approx(sum(times), rel=1e-9)
 
 
-@pytest.mark.parametrize(("tensor", "kept"), [(1, [216, 112, 48, 8]), (2, [124, 56, 24, 4])])
+@pytest.mark.parametrize(("tensor", "kept"), [(1, [216, 112, 48, 16, 8]), (2, [124, 56, 24, 24, 4])])
 def test_policies_keep_the_activations_of_each_block(tensor, kept):
     """Per position 4 x 8 of the width, 2 x 24 of the heads, 8 of their result, 4 x 32 of the MLP, divided by `tensor`,
     which adds 2 x 8: what it gathers."""

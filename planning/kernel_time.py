@@ -37,10 +37,11 @@ class Efficiency(NamedTuple):
     Attributes:
         matmul: The share of the peak of dense products in training. Measured: 0.69 to 0.78, at clocks of 1.2 to 1.8
             GHz under the power limit. Published training runs on many GPUs imply 0.56. This is between them.
-        unaligned: The same if rows are not a multiple of 16 bytes, measured: 0.18.
-        attention: The same for fused attention forward with heads of 128, measured: 0.53 to 0.62. Narrower heads reach
+        unaligned: The share of products whose rows are not a multiple of 16 bytes, measured: 0.18.
+        attention: The share of fused attention forward with heads of 128, measured: 0.53 to 0.62. Narrower heads reach
             less in proportion: 0.30 with heads of 64.
-        attention_backward: The same backward, measured: 0.37 to 0.44 with heads of 128, 0.20 with heads of 64.
+        attention_backward: The share of its backward pass, measured: 0.37 to 0.44 with heads of 128, 0.20 with heads
+            of 64.
         memory: The share of the memory bandwidth, measured: 0.89 in blocks of 4,096, 0.76 in blocks of 768.
         link: The share of the bandwidth inside a host: NCCL's ring reaches 361 of 450 GB/s on 8 H100s
             (stas00/ml-engineering, network/README.md).

@@ -5,8 +5,8 @@ and its done; at the done, the compute queue waits for it. What it waits is expo
 their trip counts, and branches count by the share of turns that takes them. The loops over the rows of a mixture's
 experts have the number of turns that they expect if all experts are chosen equally often.
 
-Steps of one GPU take 0.9 to 1.0 times the simulated time (docs/gpu.md). Several GPUs were only compared with published
-runs. `kernel_time.py` has the efficiency factors.
+Our steps took 0.90 to 1.02 times the simulated time on one GPU (docs/gpu.md). Several GPUs were only compared with
+published runs. `kernel_time.py` has the efficiency factors.
 """
 
 from collections import defaultdict

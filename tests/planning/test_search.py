@@ -205,6 +205,7 @@ COLLECTIVES = {
     ("expert", "none"): [(4 * 4, "all-to-all", 512)],  # a block of 8 rows for each of 4 experts
     ("expert", "full"): [(4 * 6, "all-to-all", 512)],
     ("tensor", "none"): [(4 * 4, "all-gather", 512), (4 * 4, "reduce-scatter", 512)],
+    ("tensor", "local"): [(4 * 4, "all-gather", 512), (4 * 4, "reduce-scatter", 512)],
     ("tensor", "full"): [(4 * 6, "all-gather", 512), (4 * 5, "reduce-scatter", 512)],
     ("context", "full"): [(36, "collective-permute", 256), (12, "collective-permute", 512), (1, "all-reduce", 8000)],
 }

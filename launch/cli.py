@@ -83,7 +83,8 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action=Print, text="launch.cli:version_text", help="print the versions and exit")
+    text = "launch.cli:version_text"
+    parser.add_argument("--version", action=Print, nargs=0, const=text, help="print the versions and exit")
     parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser

@@ -8,7 +8,7 @@ import jax
 
 from ..configs.schema import Config
 from ..mesh.devices import list_devices
-from ..mesh.files import absolute_path, atomic_write
+from ..mesh.files import write_text
 from ..mesh.targets import parse_target
 from ..runtime.build_run import build, prepare_devices
 from ..runtime.compilation import open_cache
@@ -78,8 +78,7 @@ def explain(config: Config, target: str | None = None, hlo: Path | None = None) 
     explanation = explain_built(built)
     text = built.step.compile(built.batch).as_text() or "" if target or hlo else ""
     if hlo is not None:
-        with atomic_write(absolute_path(hlo)) as partial:
-            partial.write_text(text, encoding="utf-8")
+        write_text(hlo, text)
     planned, pipeline = built.layouts.mesh.target, built.layouts.pipeline
     timetable = pipeline.timetable if pipeline else None
     timeline = simulate(text, planned, timetable=timetable) if planned and not planned.shape else None

@@ -19,7 +19,7 @@ from ..configs.launch_config import LaunchConfig
 from ..configs.schema import Config
 from ..layouts.sizes import format_bytes
 from ..mesh.errors import UserError, counted
-from ..mesh.files import check_replaceable, write_text
+from ..mesh.files import write_text
 from ..mesh.targets import Target, has_compiler, parse_target
 from .candidates import Candidate, enumerate_candidates, model_sizes
 from .estimate import Estimate, Estimator
@@ -199,8 +199,6 @@ def search(
     begin, target, most, notes = time.monotonic(), parse_target(target_text), compile, []
     if most < 0 or not 0 < seconds <= A_WEEK:
         raise UserError(f"--compile must be at least 0 and --seconds more than 0, got {most} and {seconds:g}.")
-    if write:
-        check_replaceable(write)
     if most and not has_compiler(target):
         notes.append("ANALYTIC: nothing was compiled, because the compiler is missing: pip install 'spmdkit[targets]'")
         most = 0

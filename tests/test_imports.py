@@ -27,7 +27,7 @@ MAX_CODE_LINES = {
     "runtime": 3430,
     "planning": 2040,
     "report": 1130,
-    "launch": 3700,
+    "launch": 3699,
     "spmdkit": 120,
 }
 """Each package may import those above it. The limits may only be lowered."""

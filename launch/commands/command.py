@@ -2,8 +2,10 @@
 
 import argparse
 import inspect
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -72,15 +74,11 @@ class Command(NamedTuple):
 
 
 class Print(argparse.Action):
-    """Prints a text and exits. `text` names the function that returns it, which is slow to import."""
-
-    def __init__(self, option_strings: list[str], dest: str, text: str, **options: object) -> None:
-        super().__init__(option_strings, dest, nargs=0, **options)  # pyright: ignore[reportArgumentType]
-        self.text = text
+    """Prints a text and exits. `const` names the function that returns it, which is slow to import."""
 
     def __call__(self, parser: argparse.ArgumentParser, *ignored: object) -> None:
         """Called by argparse if the option is given."""
-        print(resolve_name(f"{PACKAGE}.{self.text}")(), end="")
+        print(resolve_name(f"{PACKAGE}.{self.const}")(), end="")
         parser.exit()
 
 
@@ -109,6 +107,25 @@ def add(parser: argparse.ArgumentParser, *names: str, **changes: Any) -> None:
     """
     for name in names:
         parser.add_argument(name, **{**ARGUMENTS[name], **changes})
+
+
+def output_file(text: str) -> Path:
+    """Returns the absolute path of a file that a command writes at its end: a `type` of `add_argument`.
+
+    Raises:
+        ArgumentTypeError: It cannot be written.
+    """
+    from ...mesh.errors import UserError
+    from ...mesh.files import absolute_path, check_replaceable
+
+    path = absolute_path(text)
+    try:
+        check_replaceable(path)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if path.is_dir() or not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise argparse.ArgumentTypeError(f"{path}: must be a file in a writable directory.")
+    return path
 
 
 def open_run(arguments: argparse.Namespace) -> "AbstractContextManager[LoadedRun]":

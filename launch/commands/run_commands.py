@@ -4,9 +4,8 @@ import argparse
 import json
 import os
 import sys
-from pathlib import Path
 
-from .command import Command, Print, add
+from .command import Command, Print, add, output_file
 
 TARGET_HELP = (
     "accelerators that are not on this machine, such as h100:16x8 (hosts x GPUs) or v5p:8x8x16 (shape of a slice): "
@@ -63,7 +62,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
         ("--help-config", "configs:describe_config", "list every key with its default and exit"),
         ("--help-restart", "configs.restarts:describe_restarts", "list the keys that may change at a restart and exit"),
     ):
-        parser.add_argument(option, action=Print, text=text, help=summary)
+        parser.add_argument(option, action=Print, nargs=0, const=text, help=summary)
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -158,7 +157,7 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `explain`."""
     add(parser, "config", "overrides")
     parser.add_argument("--target", metavar="CARD:HOSTSxGPUS", help=TARGET_HELP)
-    parser.add_argument("--hlo", metavar="FILE", type=Path, help="write the scheduled HLO of the step to a file")
+    parser.add_argument("--hlo", metavar="FILE", type=output_file, help="write the scheduled HLO of the step to a file")
     add(parser, "--json")
 
 
@@ -191,14 +190,13 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     add(parser, "config", "overrides")
     parser.add_argument("--target", metavar="CARD:HOSTSxGPUS", required=True, help=TARGET_HELP)
     parser.add_argument("--search", action="store_true", help="search the fastest strategy that fits")
-    text = "with --search: write the config with the best strategy to a file"
-    parser.add_argument("--write", metavar="FILE", type=Path, help=text)
-    text = "with --search: steps to compile, 0 = none (default: 8)"
-    parser.add_argument("--compile", metavar="K", type=int, help=text)
-    text = "with --search: the time limit (default: 840)"
-    parser.add_argument("--seconds", metavar="S", type=float, help=text)
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write the plan as a page of one file")
-    parser.add_argument("--trace", metavar="FILE", type=Path, help="write the simulated step as a trace for Perfetto")
+    parser.add_argument("--write", metavar="FILE", type=output_file, help="with --search: write the best config")
+    parser.add_argument("--compile", metavar="K", type=int, help="with --search: steps to compile (default: 8)")
+    parser.add_argument("--seconds", metavar="S", type=float, help="with --search: the time limit (default: 840)")
+    parser.add_argument("--html", metavar="FILE", type=output_file, help="write the plan as a page of one file")
+    parser.add_argument(
+        "--trace", metavar="FILE", type=output_file, help="write the simulated step as a trace for Perfetto"
+    )
     add(parser, "--json")
 
 
@@ -236,8 +234,7 @@ def plan(arguments: argparse.Namespace) -> int:
     from ...planning.search import search
     from ...report.page import write_plan_page
 
-    options = ("write", "compile", "seconds")
-    given = {name: value for name in options if (value := getattr(arguments, name)) is not None}
+    given = {name: value for name in ("write", "compile", "seconds") if (value := getattr(arguments, name)) is not None}
     if given and not arguments.search:
         raise UserError(f"--{' and --'.join(given)} can be used only with --search.")
     config = load_config(arguments.config, arguments.overrides, sizes=False)

@@ -135,6 +135,19 @@ def test_suggests_keys_options_and_commands(arguments, message, exits):
     assert message in exits(INVALID_INPUT, *arguments).err
 
 
+@pytest.mark.parametrize(
+    "option", ["explain x --hlo", "plan x --target y --html", "plan x --target y --search --write"]
+)
+def test_outputs_that_cannot_be_written_are_rejected_first(option, tmp_path, monkeypatch, exits):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("file")
+    for name in (".", "missing/file", "file/file"):
+        assert "must be a file in a writable directory" in exits(2, *option.split(), str(tmp_path / name)).err
+    assert "is a symbolic link" in exits(2, *option.split(), str(tmp_path / "link")).err
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write everywhere
+    assert "in a writable directory" in exits(2, *option.split(), str(tmp_path / "new")).err
+
+
 def test_errors_of_arguments_escape_control_characters(exits):
     printed = exits(INVALID_INPUT, "train", "a", "--\x1b[2J").err
     assert "\\x1b[2J" in printed

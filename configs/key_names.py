@@ -71,6 +71,8 @@ def unknown_key(parent: str, name: str, valid: Sequence[str], kind: str = "key")
     if dot and first in valid:
         nested = f"{first}: {{{rest.replace('.', ': {')}: ...{'}' * name.count('.')}"
         hint = f" In a file, dots do not separate keys: write {nested}."
+    elif name.partition(":")[0] in valid:
+        hint = f" YAML needs a space after a colon: {name.replace(':', ': ', 1)}."
     elif found := _keys_for(prefix, name):
         found = [prefix + last if parent and (last := key.rpartition(".")[2]) in valid else key for key in found]
         hint = f" Did you mean {' or '.join(dict.fromkeys(found))}?{find_remark(name)}"

@@ -38,6 +38,7 @@ def error_lines(tmp_path, *overrides: str, text: str = FILE, **options) -> list[
         ("strategy.fsdp={size: 4, floor_bytes: x}", "strategy.fsdp.floor_bytes must be an integer"),
         ("layouts={rules: {'a.*': [fsdpp]}}", "layouts.rules: 'a.*' names 'fsdpp'"),
         ("layouts.rules.a.*=[fsdpp]", "layouts.rules: 'a.*' names 'fsdpp'"),
+        ("strategy={data:2}", "strategy.data:2 is not a valid key. YAML needs a space after a colon: data: 2."),
         ("layouts.rule=3", "layouts.rule is not a valid key. Did you mean layouts.rules?"),
         ("run.simulate=4", "strategy: fsdp 4 x data 2, but run.simulate=4 gives 4 devices"),
         ("strategy.data=1", "strategy: fsdp 4 x data 1, but run.simulate=8 gives 8 devices"),

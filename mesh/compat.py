@@ -106,7 +106,7 @@ def answer_cudnn_checks(capability: str, cudnn_version: int) -> Iterator[None]:
         yield
 
 
-def cudnn_attention(query: Any, key: Any, value: Any, *, mask: Any, is_causal: bool) -> tuple[Any, Any]:
+def cudnn_attention_and_logarithm(query: Any, key: Any, value: Any, *, mask: Any, is_causal: bool) -> tuple[Any, Any]:
     """Returns cuDNN's attention, and the logarithm of the softmax' divisor in float32.
 
     `jax.nn.dot_product_attention` rounds the logarithm to the dtype of the queries.

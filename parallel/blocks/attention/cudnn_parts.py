@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ....mesh.compat import cudnn_attention, cudnn_attention_gradients
+from ....mesh.compat import cudnn_attention_and_logarithm, cudnn_attention_gradients
 from ....mesh.errors import UserError
 from .online_softmax import Marks, Part
 
@@ -47,7 +47,7 @@ def is_supported(required: bool, query: Array, key: Array, value: Array, segment
 
 def attend(query_BGRSK: Array, key_BGTK: Array, value_BGTK: Array, rows: Marks, columns: Marks) -> Part:
     """Returns the part of the softmax over these keys; see `online_softmax.attend`. Outputs have the queries' dtype."""
-    out_BSHK, log_weight_BHS = cudnn_attention(
+    out_BSHK, log_weight_BHS = cudnn_attention_and_logarithm(
         _heads_last(query_BGRSK),
         _swap(key_BGTK),
         _swap(value_BGTK),

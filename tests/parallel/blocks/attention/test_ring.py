@@ -129,7 +129,7 @@ def test_parts_by_cudnn_give_the_same_attention(monkeypatch, packed):
     """JAX's own implementation and the formula of the gradients stand in for cuDNN's two kernels, which need a GPU."""
     plain = jax.nn.dot_product_attention
     monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *a, implementation, **k: plain(*a, **k))
-    monkeypatch.setattr(cudnn_parts, "cudnn_attention", softmax_with_logarithm)
+    monkeypatch.setattr(cudnn_parts, "cudnn_attention_and_logarithm", softmax_with_logarithm)
     monkeypatch.setattr(cudnn_parts, "cudnn_attention_gradients", gradients_of_softmax)
     case = make_case(2, packed=packed, dtype=np.float32)
     results, _ = on_mesh(gradients_of(mixing(ring(4), implementation="cudnn")), ring(4), case)

@@ -62,6 +62,11 @@ class Estimate(NamedTuple):
     bubble: float
 
     @property
+    def kernel_seconds(self) -> float:
+        """The time of a device's kernels."""
+        return sum(time for name, time in self.terms.items() if name != "idle stages" and "traffic" not in name)
+
+    @property
     def exposed_share(self) -> float:
         """The share of the communication that nothing hides."""
         exposed = sum(seconds for name, seconds in self.terms.items() if name.startswith("traffic of"))
@@ -89,10 +94,7 @@ class Estimator:
 
     def estimate(self, candidate: Candidate) -> Estimate:
         """Returns the time and memory of a step."""
-        size = candidate.size
-        rows = self.batch // (size("data") * size("fsdp") * size("expert"))
-        passes = candidate.accumulate * candidate.microbatches
-        rows_at_once = rows / passes
+        rows_at_once, passes = self._rows(candidate), candidate.accumulate * candidate.microbatches
         block = self._block(candidate, rows_at_once)
         traffic = self._traffic(candidate, rows_at_once)
         terms, bubble = self._times(candidate, block, traffic, rows_at_once)
@@ -100,9 +102,14 @@ class Estimator:
             step_seconds=sum(terms.values()),
             peak_bytes=self.peak_bytes(candidate),
             terms=terms,
-            communication=self._all_traffic(candidate, traffic, passes) + self._once(candidate)[0],
+            communication=passes * self._layers(candidate) * sum(map(sum, traffic.values())) + self._once(candidate)[0],
             bubble=bubble,
         )
+
+    def _rows(self, candidate: Candidate) -> float:
+        """Returns the rows of a device in one microbatch."""
+        parts = candidate.accumulate * candidate.microbatches
+        return self.batch / (parts * candidate.size("data") * candidate.size("fsdp") * candidate.size("expert"))
 
     def _collective(self, kind: str, size: float, devices: tuple[int, ...]) -> float:
         return collective_seconds(kind, int(size), [list(devices)], self.target, EFFICIENCY)
@@ -199,14 +206,11 @@ class Estimator:
     ) -> tuple[dict[str, float], float]:
         """Returns the terms of the step time, and the bubble."""
         stages, passes = candidate.size("pipe"), candidate.accumulate * candidate.microbatches
-        layers = ceil(self.model.layers / (stages * candidate.virtual)) * candidate.virtual
-        again = RECOMPUTED[candidate.remat] * block.forward
-        compute = block.forward + block.backward_input + block.backward_weight
-        exposed = {axis: self._exposed(candidate, axis, each, block) for axis, each in traffic.items()}
-        terms = {"products and kernels": passes * layers * compute}
-        terms["recomputation"] = passes * layers * (again + (block.forward if candidate.recompute else 0.0))
-        for axis, seconds in exposed.items():
-            terms[f"traffic of {axis}"] = passes * layers * seconds
+        blocks, again = passes * self._layers(candidate), RECOMPUTED[candidate.remat] * block.forward
+        terms = {"products and kernels": blocks * sum(block)}
+        terms["recomputation"] = blocks * (again + candidate.recompute * block.forward)
+        for axis, seconds in traffic.items():
+            terms[f"traffic of {axis}"] = blocks * self._exposed(candidate, axis, seconds, block)
         terms["head and embedding"] = passes * self._head(candidate, rows)
         outer = self.model.outer_parameters / candidate.size("tensor") * self.reduced
         once_a_pass = candidate.accumulate * self._seconds(candidate, "reduce-scatter", outer, "fsdp")
@@ -226,25 +230,24 @@ class Estimator:
             sent = self._seconds(candidate, "collective-permute", residual / candidate.size("tensor"), "pipe")
             terms["traffic of pipe"] = 2 * ticks * sent
         once, hidden = self._once(candidate)
-        terms["traffic of data"] = max(once - hidden * passes * layers * compute, 0.0)
+        terms["traffic of data"] = max(once - hidden * terms["products and kernels"], 0.0)
         moved = self._stored(candidate, self.model.bytes_per_parameter)[0] * (3 + 2 * self.model.optimizer_ratio)
         terms["update"] = moved / (EFFICIENCY.memory * self.target.card.memory_bandwidth)
         return terms, bubble
+
+    def _layers(self, candidate: Candidate) -> int:
+        """Returns the blocks of a device, with the empty places of its chunks."""
+        return ceil(self.model.layers / (candidate.size("pipe") * candidate.virtual)) * candidate.virtual
 
     def _exposed(self, candidate: Candidate, axis: str, seconds: tuple[float, float, float], block: Pass) -> float:
         """Returns the time of a block's collectives over an axis that its kernels do not hide."""
         forward, total = seconds[0], sum(seconds)
         if axis == "fsdp" and candidate.size("pipe") == 1:
-            compute = block.forward + block.backward_input + block.backward_weight
             share = OVERLAPPED["one microbatch" if candidate.accumulate == 1 else "several"]
-            return (1 - share) * total + max(share * total - compute, 0.0)
+            return (1 - share) * total + max(share * total - sum(block), 0.0)
         if axis == "context":
             return max(forward - block.forward, 0.0) + max(total - forward - block.backward_input, 0.0)
         return total
-
-    def _all_traffic(self, candidate: Candidate, traffic: dict[str, tuple[float, float, float]], passes: int) -> float:
-        layers = ceil(self.model.layers / candidate.size("pipe"))
-        return passes * layers * sum(map(sum, traffic.values()))
 
     def _head(self, candidate: Candidate, rows: float) -> float:
         """Returns the kernels outside the blocks for one microbatch; in a pipeline, all stages wait for them."""
@@ -271,18 +274,13 @@ class Estimator:
 
     def _stored(self, candidate: Candidate, itemsize: float) -> tuple[float, float]:
         """Returns the stored parameters of a device and those of them outside the blocks, times a number of bytes."""
-        size, stages = candidate.size, candidate.size("pipe")
-        layers = ceil(self.model.layers / (stages * candidate.virtual)) * candidate.virtual
-        split = size("fsdp") * size("tensor")
-        outer = self.model.outer_parameters / split * itemsize
-        blocks = layers * self._block_bytes(candidate, itemsize) / size("fsdp")
+        outer = self.model.outer_parameters / (candidate.size("fsdp") * candidate.size("tensor")) * itemsize
+        blocks = self._layers(candidate) * self._block_bytes(candidate, itemsize) / candidate.size("fsdp")
         return blocks + outer, outer
 
     def peak_bytes(self, candidate: Candidate) -> float:
         """Returns the most bytes that a device needs."""
         size, model = candidate.size, self.model
-        parts = size("data") * size("fsdp") * size("expert") * candidate.accumulate * candidate.microbatches
-        rows = self.batch / parts
         stored, _ = self._stored(candidate, model.bytes_per_parameter)
         optimizer = stored * model.optimizer_ratio / (size("data") if candidate.zero else 1)
         outer = model.outer_parameters / size("tensor")
@@ -292,7 +290,7 @@ class Estimator:
         held = stored + optimizer + stored + gathered + outer * (self.width + 4)
         if model.sizes is None:
             return held
-        tokens = rows * model.length / size("context")
+        tokens = self._rows(candidate) * model.length / size("context")
         kept, everything = (tokens * each for each in self._bytes_per_token(model.sizes, candidate))
         layers = ceil(model.layers / (size("pipe") * candidate.virtual))
         slots = _slots(candidate)

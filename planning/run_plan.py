@@ -2,7 +2,7 @@
 
 The step that `spmdkit train` would run is compiled for the target, and its scheduled program is simulated. Without the
 compiler, the plan is analytic: it has the state of the run and the collectives that the strategies predict, but not the
-temporaries, and its step time is a bound.
+temporaries, and its step time is an estimate.
 """
 
 import math
@@ -23,6 +23,8 @@ from ..mesh.targets import CompilerMissing, Target
 from ..parallel.schedule.timing import measure
 from ..runtime.build_run import Built, build
 from ..runtime.explain import explain_built, state_bytes
+from .candidates import AXES, Candidate, model_sizes
+from .estimate import Estimator
 from .kernel_time import EFFICIENCY
 from .memory import AnalyticMemory, Remedy, analytic_memory, find_remedies
 from .pipeline_time import idle_share
@@ -35,12 +37,11 @@ PREALLOCATED = 0.75
 """The share of a GPU's memory that JAX takes by default (XLA_PYTHON_CLIENT_MEM_FRACTION)."""
 USABLE = 0.95
 """The share that a program can use: CUDA, cuDNN and NCCL take the rest."""
-RECOMPUTED = {"none": 1.0, "dots": 1.0, "selective": 7 / 6, "local": 4 / 3, "full": 4 / 3}
-"""`train.remat` -> executed operations of matrix products per operation of the model: `full` and `local` repeat
-forward, `selective` about half of it: the first products of the MLP."""
+WORK_AXES = {"tensor", "expert", "pipe"}
+"""A block's products wait for the collectives over these axes."""
 TPU_NOTE = (
-    "a program for TPUs is not simulated: its step takes the bound of operations and bytes, and its collectives are "
-    "those of the strategies, because libtpu rewrites them"
+    "a program for TPUs is not simulated: its step time is an estimate, and its collectives are those of the "
+    "strategies, because libtpu rewrites them"
 )
 
 
@@ -238,7 +239,7 @@ def _compiled(built: Built, common: dict[str, Any], with_events: bool) -> RunPla
     recorder, timeline = Recorder(MAX_EVENTS if with_events else 0), None
     if common["target"].shape:
         traffic = expected_traffic(explanation.predicted, mesh)
-        step_seconds = _bound(built, common, traffic)
+        step_seconds = _estimate(built, common, traffic)
         estimate = (compiled.cost_analysis() or {}).get("optimal_seconds", 0.0)
         notes = (*notes, TPU_NOTE, f"libtpu's optimal_seconds, which count each loop once: {estimate * 1e3:,.1f} ms")
     else:
@@ -269,21 +270,28 @@ def _analytic(built: Built, common: dict[str, Any], why: str) -> RunPlan:
         **common,
         state=state_bytes(built),
         traffic=traffic,
-        step_seconds=_bound(built, common, traffic),
+        step_seconds=_estimate(built, common, traffic),
         peak_bytes=common["analytic"].peak_bytes,
         notes=(*built.notes, why),
     )
 
 
-def _bound(built: Built, common: dict[str, Any], traffic: tuple[Traffic, ...]) -> float | None:
-    """Returns the seconds of a step that computes or communicates, whichever takes longer."""
-    target = common["target"]
-    peak = target.card.flops.get(common["dtype"])
-    if common["model_flops"] is None or peak is None:
+def _estimate(built: Built, common: dict[str, Any], traffic: tuple[Traffic, ...]) -> float | None:
+    """Returns the seconds of a step whose kernels hide the traffic of all axes but those that split a block's work."""
+    config, target, mesh, pipeline = built.config, common["target"], built.layouts.mesh, built.layouts.pipeline
+    if common["model_flops"] is None or common["dtype"] not in target.card.flops:
         return None
-    flops = common["model_flops"] * RECOMPUTED[built.config.train.remat] / target.size
-    moving = sum(each.least_seconds for each in traffic) / EFFICIENCY.network
-    return max(flops / (EFFICIENCY.matmul * peak), moving) / (1 - common["bubble"])
+    candidate = Candidate(
+        mesh=tuple((axis, mesh.axis_size(axis)) for axis in AXES),
+        remat=config.train.remat,
+        schedule="1f1b",  # the time of kernels is the same in all
+        microbatches=pipeline.schedule.microbatches if pipeline else 1,
+        recompute=getattr(config.strategy.get("pipe"), "recompute", False),
+    )
+    estimator = Estimator(model_sizes(config), target, config.train.global_batch, config.precision)
+    waiting = sum(each.least_seconds for each in traffic if WORK_AXES & {*each.axes}) / EFFICIENCY.network
+    hidden = sum(each.least_seconds for each in traffic) / EFFICIENCY.network - waiting
+    return (max(estimator.estimate(candidate).kernel_seconds, hidden) + waiting) / (1 - common["bubble"])
 
 
 def _memory_lines(plan: RunPlan) -> Iterator[str]:

@@ -25,7 +25,7 @@ MAX_CODE_LINES = {
     "training": 2465,
     "configs": 1500,
     "runtime": 3430,
-    "planning": 2040,
+    "planning": 2039,
     "report": 1130,
     "launch": 3699,
     "spmdkit": 120,

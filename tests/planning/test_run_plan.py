@@ -155,19 +155,34 @@ def test_mfu_is_the_share_of_the_peak(without_compiler, card):
     assert twice.model_flops == 2 * found.model_flops
 
 
-@pytest.mark.parametrize(("remat", "executed"), [("none", 1), ("selective", 7 / 6), ("full", 4 / 3)])
-def test_idle_stages_take_their_share_of_the_time(without_compiler, card, remat, executed):
+@pytest.mark.parametrize(("remat", "again"), [("none", 0), ("selective", 0.6), ("full", 1)])
+def test_idle_stages_take_their_share_of_the_time(without_compiler, card, remat, again):
     """1F1B with 2 stages and 4 microbatches is idle for 1/5 of the time (Narayanan et al. 2021, section 2.2).
 
-    With links that take no time, products at their share of 1 TFLOP/s take the rest.
+    With links and memory that take no time, products and attention take the rest, at their share of 1 TFLOP/s: 8 rows
+    of 32 positions pass through one block of 53,248 weights and 4 heads of width 16, and a head of 64 x 256.
     """
-    card.write_text(CARD.replace("8.0e+9", "8.0e+18").replace("network: 1.0e+9", "network: 1.0e+18"))
+    card.write_text(re.sub(r"[18].0e\+9", "1.0e+21", CARD))
     strategy = "strategy={pipe: {size: 2, microbatches: 4, schedule: 1f1b}, fsdp: 4}"
     found = planned(f"{card}:1x8", strategy, f"train.remat={remat}", "train.global_batch=32")
     assert found.bubble == pytest.approx(1 / 5)
-    assert found.step_seconds == pytest.approx(
-        executed * found.model_flops / 8 / (EFFICIENCY.matmul * 1e12) / (1 - 1 / 5)
-    )
+    product, head = 2 * 8 * 32 * 53_248 / EFFICIENCY.matmul, 2 * 8 * 32 * 64 * 256 / EFFICIENCY.matmul
+    scores = 8 * 4 * 32 * 32 / 2 * 16 * 128 / 16
+    forward = product + 4 * scores / EFFICIENCY.attention
+    kernels = (1 + again) * forward + 2 * product + 10 * scores / EFFICIENCY.attention_backward + 3 * head
+    assert found.step_seconds == pytest.approx(kernels / 1e12 / (1 - 1 / 5))
+
+
+def test_estimated_products_wait_for_tensor_but_not_for_fsdp(without_compiler, tmp_path):
+    """With kernels that take no time, both take as long as the bytes over the links."""
+    fast = re.sub("e.12", "e+21", CARD.replace("memory_bandwidth: 1.0e+9", "memory_bandwidth: 1.0e+21"))
+    seconds = {}
+    for name, text in {"links": fast, "kernels": CARD.replace("8.0e+9", "8.0e+21"), "both": CARD}.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+        for axis in ("fsdp", "tensor"):
+            seconds[name, axis] = planned(f"{tmp_path / name}.yaml:1x4", f"strategy={{{axis}: 4}}").step_seconds
+    assert seconds["both", "fsdp"] == pytest.approx(max(seconds["links", "fsdp"], seconds["kernels", "fsdp"]))
+    assert seconds["both", "tensor"] == pytest.approx(seconds["links", "tensor"] + seconds["kernels", "tensor"])
 
 
 def test_rejects_models_that_are_too_large_for_every_mesh(without_compiler, card, cli):
@@ -229,7 +244,7 @@ def test_killed_compilation_leaves_nothing_behind(tmp_path, number):
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="needs libtpu: pip install 'spmdkit[tpu-targets]'")
 def test_libtpu_gives_the_memory_of_a_step():
-    """The state of a step is a part of its memory, and the time is marked as a bound."""
+    """The state of a step is a part of its memory, and the time is marked as an estimate."""
     sizes = "model.width=512", "data.length=256"
     found = planned("v5e:2x2", "strategy={fsdp: {size: 4, floor_bytes: 0}}", *sizes)
     plain = found.to_json()

@@ -97,9 +97,7 @@ def small(tied):
 def from_whole_logits(tied):
     """Parameters, and the mean loss and its gradients on one device."""
     params = jax.tree.map(np.float64, toy.first_params(small(tied)))
-    loss = jax.value_and_grad(lambda params: small(tied).loss(params, BATCH, None), has_aux=True)
-    (total, weight), sums = jax.jit(loss)(params)
-    return params, total / weight, jax.tree.map(lambda leaf: leaf / weight, sums)
+    return params, *toy.on_one_device(small(tied), params, BATCH)
 
 
 @pytest.mark.parametrize(

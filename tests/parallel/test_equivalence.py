@@ -124,18 +124,16 @@ LIGHT, BATCH = light(4), toy.batch(0)
 
 @cache
 def light_on_one_device():
-    """Parameters, and the gradients of the mean loss."""
+    """Parameters, and the mean loss and its gradients."""
     params = toy.first_params(LIGHT)
-    loss = jax.value_and_grad(lambda params: LIGHT.loss(params, BATCH, None), has_aux=True)
-    (_, weight), sums = jax.jit(loss)(params)
-    return params, jax.tree.map(lambda leaf: np.asarray(leaf) / weight, sums)
+    return params, *toy.on_one_device(LIGHT, params, BATCH)
 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_gradients_of_a_light_model_equal_one_device(name, monkeypatch):
     """Of 4 blocks, in the forms of the step that loop over them."""
     monkeypatch.setattr(platform, "OVERLAPPING", ("cpu",))
-    (strategy, remat), (params, expected) = QUICK[name], light_on_one_device()
+    (strategy, remat), (params, _, expected) = QUICK[name], light_on_one_device()
     step = toy.build(strategy, model=LIGHT, remat=remat)
     assert separates_ends(LIGHT, step.plan) == (name == "ends")
     found, _ = step.gradients(step.init(0, params), BATCH)

@@ -1,5 +1,7 @@
 """The loss of a large vocabulary in chunks: the same numbers as from whole logits, on one device and on a mesh."""
 
+from functools import cache, partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +12,8 @@ from spmdkit.models.layers import chunked_cross_entropy, count_chunks, cross_ent
 from spmdkit.parallel import census
 from support import toy
 
-from spmdkit import build_step, lay_out
-
 ROWS, LENGTH, WIDTH, VOCABULARY = 2, 32, 16, 64
+BATCH = toy.batch(0, length=16, vocabulary=96)
 
 
 def inputs(dtype, VOCABULARY=VOCABULARY):
@@ -88,34 +89,37 @@ def test_chooses_chunks_from_sizes(rows, length, vocabulary, dtype, chunks):
     assert count_chunks(rows, length, vocabulary, dtype) == chunks
 
 
+def small(tied):
+    return transformer(TransformerConfig(vocabulary=96, length=16, layers=2, width=16, heads=4, tied=tied))
+
+
+@cache
+def from_whole_logits(tied):
+    """Parameters, and the mean loss and its gradients on one device."""
+    params = jax.tree.map(np.float64, toy.first_params(small(tied)))
+    return params, *toy.on_one_device(small(tied), params, BATCH)
+
+
 @pytest.mark.parametrize(
-    "strategy",
+    ("strategy", "tied"),
     [
-        {"data": 2, "fsdp": 4},
-        {"fsdp": 2, "context": 2, "data": 2},
-        {"pipe": {"size": 2, "microbatches": 2}, "fsdp": 4},
-        {"tensor": 2, "context": 2, "fsdp": 2},
-        {"pipe": {"size": 2, "microbatches": 2}, "tensor": 4},
+        ({"data": 2, "fsdp": 4}, True),
+        ({"fsdp": 2, "context": 2, "data": 2}, False),
+        ({"pipe": {"size": 2, "microbatches": 2}, "fsdp": 4}, True),
+        ({"tensor": 2, "context": 2, "fsdp": 2}, False),
+        ({"pipe": {"size": 2, "microbatches": 2}, "tensor": 4}, True),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.slow
 def test_same_step_on_a_mesh(strategy, tied, float64, monkeypatch):
-    model = transformer(TransformerConfig(vocabulary=96, length=16, layers=2, width=16, heads=4, tied=tied))
-    draw = np.random.default_rng(0)
-    batch = {name: draw.integers(0, 96, (16, 16)).astype(np.int32) for name in ("inputs", "targets")}
-    batch |= {"weights": draw.uniform(size=(16, 16)).astype(np.float32), "example": np.arange(16, dtype=np.int32)}
-    found = []
-    for limit in (1 << 30, 96 * 8 * 4):
-        monkeypatch.setattr(layers, "MAX_LOGITS_BYTES", limit)
-        monkeypatch.setattr(layers, "MIN_LOGITS_BYTES", limit)
-        devices = [f"cpu:{number}" for number in range(8)]
-        plan = lay_out(model, strategy, precision=toy.FLOAT64, devices=devices)
-        step = build_step(model, optax.adamw(1e-2), plan, clip_norm=1.0, precision=toy.FLOAT64)
-        gradients, metrics = step.gradients(step.init(0), batch)
-        evaluated = step.evaluate(step.init(0).params, batch)
-        found.append(jax.tree.leaves((gradients, metrics.loss, evaluated)))
-        assert census(step.compile(toy.abstract(batch)).as_text(), plan.mesh) == step.cost(toy.abstract(batch))
-    for chunked, whole in zip(found[1], found[0], strict=True):
-        np.testing.assert_allclose(chunked, whole, rtol=1e-9, atol=1e-12)
+    params, loss, gradients = from_whole_logits(tied)
+    for limit in ("MAX_LOGITS_BYTES", "MIN_LOGITS_BYTES"):
+        monkeypatch.setattr(layers, limit, 96 * 8 * 4)
+    step = toy.build(strategy, optax.sgd(1.0), small(tied), precision=toy.FLOAT64)
+    program, state = step.compile(toy.abstract(BATCH)).as_text(), step.init(0, params)
+    total, weight = step.evaluate(state.params, BATCH)
+    state, metrics = step(state, BATCH)
+    found = jax.tree.map(np.subtract, params, state.params), metrics.loss, total / weight
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), found, (gradients, loss, loss))
+    assert census(program, step.plan.mesh) == step.cost(toy.abstract(BATCH))

@@ -1,13 +1,16 @@
 """Low-rank adapters: the model is its base with W + alpha / r * A B, written by hand here, and only A and B train."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from spmdkit.layouts.paths import leaves_with_paths
 from spmdkit.models import MoEConfig, TransformerConfig, load_model, moe, transformer
 from spmdkit.models.lora import LoRA, LoRAConfig, frozen_by_lora
-from spmdkit.parallel import Model, build_step, census, lay_out, verify
+from spmdkit.parallel import Model, build_step, census, lay_out
 from spmdkit.parallel.model import ParallelContext
 from spmdkit.parallel.sharding.default_layout import model_axes
 from spmdkit.parallel.tensor import TensorConfig
@@ -29,10 +32,8 @@ def at(params, path):
 
 
 def trained(kind):
-    """Parameters of a model with adapters whose B is no longer zero, made by hand but for their places."""
-    params = LoRA(BASES[kind], CONFIG).model.init(jax.random.key(0))
-    random = np.random.default_rng(1)
-    return jax.tree.map(lambda leaf: leaf + jnp.asarray(0.1 * random.normal(size=leaf.shape), leaf.dtype), params)
+    """Parameters of a model with adapters whose B is no longer zero."""
+    return jax.tree.map(np.float64, toy.first_params(LoRA(BASES[kind], CONFIG).model))
 
 
 def by_hand(kind, params):
@@ -57,6 +58,10 @@ def by_hand(kind, params):
     return base, pairs, loss
 
 
+def assert_close(found, expected):
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), found, expected)
+
+
 def adapters_of(kind, tree):
     return [[at(tree, f"{path}/{name}") for name in ("a", "b")] for path in ADAPTERS[kind]]
 
@@ -65,28 +70,18 @@ def adapters_of(kind, tree):
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("kind", BASES)
 def test_value_and_gradient_are_those_of_the_merged_model(kind):
-    params = jax.tree.map(lambda leaf: leaf.astype("float64"), trained(kind))
+    params = trained(kind)
     base, pairs, loss = by_hand(kind, params)
     expected, gradients = jax.jit(jax.value_and_grad(loss, argnums=1))(base, pairs)
     model = LoRA(BASES[kind], CONFIG).model
     found, mine = jax.jit(jax.value_and_grad(lambda params: model.loss(params, toy.batch(0), None)[0]))(params)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), adapters_of(kind, mine), gradients
-    )
+    assert_close(adapters_of(kind, mine), gradients)
     others = {path for path, leaf in leaves_with_paths(mine) if leaf.any()}
     assert others == {f"{path}/{name}" for path in ADAPTERS[kind] for name in ("a", "b")}
-
-
-@pytest.mark.slow_cases("blocks", "plain")
-@pytest.mark.parametrize("kind", BASES)
-def test_merged_parameters_compute_the_same_in_the_base(kind):
-    lora, params = LoRA(BASES[kind], CONFIG), trained(kind)
-    base, pairs, loss = by_hand(kind, params)
-    merged = lora.merge(params)
+    merged = LoRA(BASES[kind], CONFIG).merge(params)
     assert jax.tree.structure(merged) == jax.tree.structure(base)
-    found = jax.jit(BASES[kind].loss)(merged, toy.batch(0), None)[0]
-    np.testing.assert_allclose(found, jax.jit(loss)(base, pairs), rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(BASES[kind].loss)(merged, toy.batch(0), None)[0], expected, rtol=1e-12)
     np.testing.assert_array_equal(at(merged, "blocks/down"), at(params, "blocks/down"))
 
 
@@ -178,12 +173,18 @@ def test_experts_have_adapters_of_their_own():
 
 
 @pytest.mark.slow
-def test_equal_to_one_device():
+def test_equal_to_one_device(float64):
     base = transformer(TransformerConfig(vocabulary=32, length=8, layers=2, width=8, heads=2))
     config = LoRAConfig(rank=2, match=("blocks/attention/.*", "blocks/mlp/down"), train=("head/norm",))
     strategy = {"data": 2, "fsdp": {"size": 2, "floor_bytes": 0}, "tensor": 2}
-    result = verify(LoRA(base, config).model, strategy, [toy.batch(seed) for seed in range(3)])
-    assert result.ok, result.first_difference
+    lora, batch = LoRA(base, config), toy.batch(0)
+    model, plan = lora.model, toy.plan(strategy, lora.model, precision=toy.FLOAT64, frozen=lora.frozen)
+    step = build_step(model, optax.sgd(1.0), plan, precision=toy.FLOAT64)
+    program, params = step.compile(toy.abstract(batch)).as_text(), jax.tree.map(np.float64, toy.first_params(model))
+    state, metrics = step(step.init(0, params), batch)
+    found = metrics.loss, jax.tree.map(np.subtract, params, state.params)
+    assert_close(found, toy.on_one_device(model, params, batch))
+    assert census(program, plan.mesh) == step.cost(toy.abstract(batch))
 
 
 # By name

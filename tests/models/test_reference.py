@@ -53,7 +53,7 @@ def assert_same(ours, plain, *arguments, rtol=1e-10):
 
 
 @pytest.mark.parametrize(
-    ("length", "heads", "kv_heads"), [(1, 4, 4), (63, 4, 2), (66, 4, 2), (128, 3, 1), (130, 4, 4), (300, 4, 2)]
+    ("length", "heads", "kv_heads"), [(1, 4, 4), (63, 4, 2), (66, 4, 2), (128, 3, 1), (130, 2, 2), (300, 2, 1)]
 )
 def test_causal_attention(length, heads, kv_heads, float64):
     """In one slice, two, a ragged last one, and four; at 66, with two documents in the second row."""

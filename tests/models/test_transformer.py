@@ -11,11 +11,6 @@ from spmdkit.models.transformer import TransformerConfig, transformer
 from support.small_transformers import SMALL, VARIANTS, first_params, make_batch
 
 
-def slow_but(*quick):
-    """The names of the variants, all but some marked slow: each compiles for seconds."""
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
-
-
 def make_params(config, dtype="float32"):
     """NumPy parameters with every scale away from 1."""
     leaves, treedef = jax.tree.flatten(first_params(replace(config, length=1, scan_unroll=1, dropout=0.0)))
@@ -31,8 +26,8 @@ def packed(batch):
     return {**batch, "segments": (~first).astype(np.int32), "positions": np.where(first, position, position - 4)}
 
 
-@pytest.mark.slow_cases("gpt", "grouped", "tied")
-@pytest.mark.parametrize("name", slow_but("grouped", "tied", "gpt"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
 def test_logits_loss_and_gradients_are_those_of_the_plain_one(name, float64):
     """In training with dropout; in evaluation, where a row holds two documents."""
     config = replace(VARIANTS[name], dropout=0.3)
@@ -53,22 +48,19 @@ def test_logits_loss_and_gradients_are_those_of_the_plain_one(name, float64):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11), gradients, expected)
 
 
-@pytest.mark.slow_cases("float32-2e-05")
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [("float32", 2e-5), pytest.param("bfloat16", 0.05, marks=pytest.mark.slow)]
-)
-def test_compute_dtypes(dtype, tolerance):
+@pytest.mark.slow
+def test_computes_in_bfloat16_but_for_the_loss():
     params, batch = make_params(SMALL), make_batch(SMALL)
-    cast = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), params)
+    cast = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), params)
     model = transformer(SMALL)
     block_params = jax.tree.map(lambda leaf: leaf[0], cast["blocks"])
     hidden = jax.eval_shape(lambda: model.block(block_params, model.embed(cast, batch, None), None))["hidden"]
-    assert hidden.dtype == dtype
+    assert hidden.dtype == jnp.bfloat16
     differentiate = jax.jit(jax.value_and_grad(lambda p: model.loss(p, batch, None), has_aux=True))
     (total, weight), gradients = differentiate(cast)
     assert (total.dtype, weight.dtype) == (jnp.float32, jnp.float32)
-    assert all(leaf.dtype == dtype for leaf in jax.tree.leaves(gradients))
-    np.testing.assert_allclose((total, weight), reference.transformer.loss(SMALL, params, batch), rtol=tolerance)
+    assert all(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(gradients))
+    np.testing.assert_allclose((total, weight), reference.transformer.loss(SMALL, params, batch), rtol=0.05)
 
 
 def test_a_token_outside_the_vocabulary_is_not_another_token():
@@ -106,8 +98,7 @@ def test_rejects_missing_vocabulary_and_length():
         transformer(TransformerConfig())
 
 
-@pytest.mark.slow_cases("False")
-@pytest.mark.parametrize("name", ["grouped", "tied", "qwen", "gpt"])
+@pytest.mark.parametrize("name", ["multi-query, tied", "qwen", "multi-head, gpt"])
 def test_first_parameters_are_those_of_the_plain_one(name):
     config = replace(VARIANTS[name], layers=3)
     expected = reference.transformer.init(config, jax.random.key(0))

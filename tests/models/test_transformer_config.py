@@ -18,7 +18,7 @@ def test_number_of_parameters():
     shapes = jax.eval_shape(transformer(SMALL).init, jax.random.key(0))
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == 2 * (layer + 2 * D) + 2 * V * D + D
     assert SMALL.matmul_parameters == 2 * layer + V * D
-    tied = jax.eval_shape(transformer(VARIANTS["tied"]).init, jax.random.key(0))
+    tied = jax.eval_shape(transformer(VARIANTS["multi-query, tied"]).init, jax.random.key(0))
     assert set(tied["head"]) == {"norm"}
 
 
@@ -38,7 +38,7 @@ def count_matmul_flops(jaxpr):
 
 
 @pytest.mark.slow_cases("config0")
-@pytest.mark.parametrize("config", [SMALL, VARIANTS["multi-query"], VARIANTS["tied"], VARIANTS["gpt"]])
+@pytest.mark.parametrize("config", [SMALL, VARIANTS["multi-query, tied"], VARIANTS["multi-head, gpt"]])
 def test_flops_are_those_of_the_products(config):
     """Up to 64 positions attention is one slice, the full square; backward has its two products once more."""
     model, batch = transformer(config), make_batch(config, rows=1)

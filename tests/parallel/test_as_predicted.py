@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -302,16 +303,21 @@ def test_a_program_never_holds_gradients_of_frozen_parameters(model, strategy):
     assert reduced_by(step._jit_step(abstract=True).trace(state, rows_of(step)).jaxpr.jaxpr) == predicted
 
 
+@cache
+def on_one_device(name):
+    """Parameters of a model that is frozen in part, and the gradients of its mean loss by path."""
+    model = getattr(MODELS[name](), "model", None) or MODELS[name]()
+    params = toy.first_params(model)
+    return params, dict(leaves_with_paths(toy.on_one_device(model, params, toy.batch(0))[1]))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["prefetch", "hsdp", "keep", "zero2", "pipe-fsdp"])
 @pytest.mark.parametrize("model", ["lora", "frozen"])
 def test_trained_parameters_have_the_gradients_of_one_device(model, strategy):
     """And what does not has zeros, whatever the optimizer makes of them."""
-    step, batch = built(model, strategy, accumulate=2), toy.batch(0)
-    params = jax.tree.map(lambda leaf: leaf + 0.01, step.given_model.init(jax.random.key(0)))
-    own = jax.jit(jax.grad(lambda params: step.given_model.loss(params, batch, None)[0]))(params)
-    expected = dict(leaves_with_paths(jax.tree.map(lambda leaf: leaf / batch["weights"].sum(), own)))
-    found, _ = step.gradients(step.init(0, jax.tree.map(np.asarray, params)), batch)
+    step, (params, expected) = built(model, strategy, accumulate=2), on_one_device(model)
+    found, _ = step.gradients(step.init(0, params), toy.batch(0))
     pipeline = step.plan.pipeline
     found = found if pipeline is None else {**found, "blocks": unstore_blocks(found["blocks"], pipeline.stages)}
     for path, leaf in leaves_with_paths(found):

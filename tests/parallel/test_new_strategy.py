@@ -9,6 +9,7 @@ from support import toy, toy_strategy, work_strategy
 
 FSDP = FSDPConfig(size=2, floor_bytes=64)
 ABSTRACT = toy.abstract(toy.batch(0))
+BATCHES, OPTIONS = [toy.batch(1), toy.batch(2)], {"optimizer": toy.SGD, "devices": toy.devices(4), "clip_norm": 0.5}
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +50,7 @@ def test_cost_equals_the_census_of_the_compiled_step():
     ids=["fsdp", "zero2"],
 )
 def test_trains_like_one_device(strategy):
-    batches = [toy.batch(seed) for seed in (1, 2)]
-    result = verify(toy.BLOCK_MODEL, strategy, batches, devices=toy.devices(4), clip_norm=0.5)
+    result = verify(toy.BLOCK_MODEL, strategy, BATCHES, **OPTIONS)
     assert result.ok, str(result)  # its collectives are the predicted ones, too
 
 
@@ -76,6 +76,5 @@ def test_splits_the_work_of_a_model():
 
 @pytest.mark.slow
 def test_trains_with_split_work_like_one_device():
-    batches = [toy.batch(seed) for seed in (1, 2)]
-    result = verify(work_strategy.MODEL, {"columns": 2, "data": 2}, batches, devices=toy.devices(4), clip_norm=0.5)
+    result = verify(work_strategy.MODEL, {"columns": 2, "data": 2}, BATCHES, **OPTIONS)
     assert result.ok, str(result)  # including its collectives, which equal the predicted ones

@@ -42,7 +42,7 @@ def best(preset, target, *overrides):
     return rank(load_config(preset, overrides, sizes=False), parse_target(target))[0]
 
 
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_every_candidate_can_be_planned(every, without_compiler):
     """The sizes of a candidate pass all checks of a run: of its strategies, its model and its batch."""
     config, target = small(), parse_target("h100:1x8")

@@ -14,18 +14,16 @@ SMALL = TransformerConfig(
 )
 VARIANTS = {
     "grouped": SMALL,
-    "multi-head": replace(SMALL, kv_heads=0),
-    "multi-query": replace(SMALL, kv_heads=1),
-    "tied": replace(SMALL, tied=True),
-    "unrolled": replace(SMALL, scan_unroll=2),
-    "sliced": replace(SMALL, length=70),
+    "multi-query, tied": replace(SMALL, kv_heads=1, tied=True),
+    "sliced, unrolled": replace(SMALL, length=70, scan_unroll=2),
     "qwen": replace(
         SMALL,
         **{"attention_bias": "all", "mlp_bias": True, "head_norm": True},
         **{"rope_factor": 4.0, "rope_trained_length": 9, "rope_slow_turns": 0.1, "rope_fast_turns": 1.0},
     ),
-    "gpt": replace(
+    "multi-head, gpt": replace(
         SMALL,
+        kv_heads=0,
         norm="layer",
         positions="learned",
         max_length=12,

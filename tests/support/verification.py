@@ -50,7 +50,7 @@ def batches(shape=(ROWS, WIDTH), classes=CLASSES, dtype="float32"):
     return given
 
 
-OPTIMIZER = optax.adamw(1e-3, weight_decay=0.1)
+OPTIMIZER = optax.sgd(0.1)
 
 
 class CompiledOnce(OneDevice):

@@ -23,8 +23,6 @@ from support.runs import EXAMPLES, example
 pytestmark = pytest.mark.usefixtures("broadcasting")
 ROWS, FEATURES, WIDTH, CLASSES, STEPS, RATE = 16, 8, 16, 8, 3, 0.1
 MESHES = {
-    "data": {"data": 8},
-    "fsdp": {"fsdp": FSDPConfig(size=8, floor_bytes=1)},
     "data x fsdp": {"data": 2, "fsdp": FSDPConfig(size=4, floor_bytes=1)},
     "data x tensor": {"data": 2, "tensor": 4},  # split by XLA, as rules over the library's own paths say
 }

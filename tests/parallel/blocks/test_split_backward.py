@@ -23,7 +23,7 @@ MODEL = transformer(
 
 
 def example(dtype=jnp.float32):
-    params = jax.tree.map(lambda leaf: leaf[0].astype(dtype), MODEL.init(jax.random.key(0))["blocks"])
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf[0], dtype), toy.first_params(MODEL)["blocks"])
     hidden = jax.random.normal(jax.random.key(1), (B, L, D), dtype)
     return params, {"hidden": hidden, "example": jnp.arange(B)}, jax.random.key(2)
 

@@ -71,14 +71,13 @@ def split_dims(sharding):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [NAMED, PLAIN], ids=["blocks", "plain"])
 @pytest.mark.parametrize(
-    ("strategy", "axis"),
+    ("model", "strategy", "axis"),
     [
-        ({"data": 2, "tensor": 2}, "tensor"),
-        ({"tensor": 4}, "tensor"),
-        (keras(), "model"),
-        (keras(shape=(1, 4)), "model"),
+        (NAMED, {"data": 2, "tensor": 2}, "tensor"),
+        (PLAIN, {"tensor": 4}, "tensor"),
+        (NAMED, keras(), "model"),
+        (PLAIN, keras(shape=(1, 4)), "model"),
     ],
     ids=["data x tensor", "tensor alone", "ModelParallel", "ModelParallel without a split batch"],
 )

@@ -53,7 +53,7 @@ def test_a_power_of_two_changes_no_bit(name, float64):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [BY_GROUPS, COMPRESSED], ids=["local_steps", "compressed"])
 def test_nor_does_it_over_slow_links(strategy):
-    shared = toy.BLOCK_MODEL, strategy, [toy.batch(seed) for seed in range(2)], None
+    shared = toy.BLOCK_MODEL, strategy, [toy.batch(seed) for seed in range(2)], toy.first_params()
     _, plain, metrics = trained(*shared, "float32", loss_scale="none")
     _, scaled, scaled_metrics = trained(*shared, "float32", loss_scale="dynamic")
     assert_same_bits(scaled._replace(loss_scale=()), plain)

@@ -32,17 +32,17 @@ OPTIMIZER = optax.chain(optax.adamw(1e-2), optax.GradientTransformation(counting
 
 @cache
 def training():
-    """A pipeline whose stages store blocks in another order; compiled once."""
+    """A pipeline whose stages store blocks in another order, and the state after one step; compiled once."""
     layouts = lay_out(FIVE_BLOCKS, {"pipe": {"size": 2, "schedule": "zbv", "microbatches": 2}}, devices=toy.devices(2))
-    return build_step(FIVE_BLOCKS, OPTIMIZER, layouts, precision=Precision()), toy.batch(0, rows=4)
+    step, batch = build_step(FIVE_BLOCKS, OPTIMIZER, layouts, precision=Precision()), toy.batch(0, rows=4)
+    return step, batch, jax.device_get(step(step.init(0), batch)[0])
 
 
 def sent(save_and_restore=None, plant=lambda: None):
     """The result for the state after one step; the mistake is planted once there is one."""
-    step, batch = training()
-    state, _ = step(step.init(0), batch)
+    step, batch, state = training()
     plant()
-    return round_trip(step, state, batch, save_and_restore)
+    return round_trip(step, in_memory(state, step.abstract_state()), batch, save_and_restore)
 
 
 def test_state_comes_back():

@@ -20,6 +20,7 @@ from spmdkit.parallel.verification.rounding import (
 )
 from support import toy
 from support.verification import batches, unchecked
+from support.verification import one_device_is_compiled_once as one_device_is_compiled_once
 
 
 def tolerance(jaxpr, stored, **options):

@@ -58,8 +58,13 @@ def step_of(name):
 
 
 @cache
+def traced(name):
+    return step_of(name).trace(toy.abstract(BATCH))
+
+
+@cache
 def program(name, platform):
-    return step_of(name).lower(toy.abstract(BATCH), platform=platform).as_text(debug_info=True)
+    return traced(name).lower(lowering_platforms=(platform,)).as_text(debug_info=True)
 
 
 def count(pattern, name, platform):

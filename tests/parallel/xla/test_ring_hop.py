@@ -31,17 +31,20 @@ ABSTRACT = toy.abstract(toy.batch(0))
 
 
 @cache
-def built(name, device="cpu", beside=("pipe",)):
-    strategy = {**({"pipe": PIPE} if beside else {}), **RINGS[name]}
-    count = 8 if beside else 4
-    layouts = lay_out(MODEL, strategy, devices=[f"{device}:{index}" for index in range(count)])
+def built(name, device="cpu"):
+    layouts = lay_out(MODEL, {"pipe": PIPE, **RINGS[name]}, devices=[f"{device}:{index}" for index in range(8)])
     return build_step(MODEL, optax.sgd(0.1), layouts)
 
 
 @cache
-def kinds(name, device="cpu", beside=("pipe",), platform=None):
+def traced(name, device="cpu"):
+    return built(name, device).trace(ABSTRACT)
+
+
+@cache
+def kinds(name, device="cpu", platform="cpu"):
     """Collectives in the text of a lowered step."""
-    text = built(name, device, beside).lower(ABSTRACT, platform=platform).as_text()
+    text = traced(name, device).lower(lowering_platforms=(platform,)).as_text()
     return {kind: text.count(f"stablehlo.{kind}") for kind in ("collective_permute", "all_to_all", "all_gather")}
 
 

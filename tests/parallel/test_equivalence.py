@@ -1,6 +1,7 @@
 """The promise: under every strategy, training is the training of one device. One table (`table.py`), no row skipped."""
 
 import importlib
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -126,18 +127,25 @@ QUICK = {
     "split backward": ({"pipe": PipelineConfig(size=2, schedule="zb_h1", microbatches=4)}, "none"),
     "prefetch": ({"fsdp": FSDPConfig(size=2, floor_bytes=table.FLOOR, prefetch=1)}, "none"),
     "ends": ({"fsdp": FSDPConfig(size=2, floor_bytes=table.FLOOR)}, "full"),
+    "overlapped": ({"data": DataParallelConfig(size=2, reduce="overlapped")}, "none"),
 }
+
+
+def noisy_block(params, x, key):
+    """Each block has a random factor of its own."""
+    return toy.block(params, x, None) * jax.random.uniform(key, minval=0.5, maxval=1.5)
 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_gradients_of_a_light_model_equal_one_device(name, monkeypatch):
     """Of 4 blocks, in the forms of the step that loop over them."""
     monkeypatch.setattr(platform, "OVERLAPPING", ("cpu",))
-    (strategy, remat), own, batch = QUICK[name], light(4), toy.batch(0)
+    (strategy, remat), own, batch = QUICK[name], replace(light(4), block=noisy_block), toy.batch(0)
     step, params = toy.build(strategy, model=own, remat=remat), toy.first_params(own)
     assert separates_ends(own, step.plan) == (name == "ends")
     found, _ = step.gradients(step.init(0, params), batch)
-    (_, weight), sums = jax.jit(jax.value_and_grad(lambda p: own.loss(p, batch, None), has_aux=True))(params)
+    key = jax.random.fold_in(jax.random.key(0), 0)
+    (_, weight), sums = jax.jit(jax.value_and_grad(lambda p: own.loss(p, batch, key), has_aux=True))(params)
     expected = jax.tree.map(lambda leaf: np.asarray(leaf) / weight, sums)
     assert worst(natural(step.plan, found), expected) < (TOLERANCE["float32"],)
 

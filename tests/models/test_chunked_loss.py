@@ -64,12 +64,11 @@ def test_never_holds_whole_logits():
 
 
 def test_never_holds_whole_logits_of_half_the_vocabulary(monkeypatch):
-    """Both of 2 devices compute logits of all 16 positions, 4 at a time."""
-    monkeypatch.setattr(layers, "MIN_LOGITS_BYTES", 1)
-    monkeypatch.setattr(layers, "MAX_LOGITS_BYTES", 16 * 2 * VOCABULARY * 4)
+    for name in ("MIN_LOGITS_BYTES", "MAX_LOGITS_BYTES"):
+        monkeypatch.setattr(layers, name, 16 * 2 * VOCABULARY * 4)
     config = TransformerConfig(vocabulary=VOCABULARY, length=16, layers=1, width=16, heads=2, mlp_width=48)
-    step = toy.build({"tensor": 2}, model=transformer(config))
-    program = str(step.trace(toy.abstract(toy.batch(0, rows=16, length=16))).jaxpr)
+    batch = toy.abstract(toy.batch(0, rows=16, length=16))
+    program = str(toy.build({"tensor": 2}, model=transformer(config)).trace(batch).jaxpr)
     assert f"f32[16,4,{VOCABULARY // 2}]" in program
     assert f"16,16,{VOCABULARY // 2}]" not in program
 

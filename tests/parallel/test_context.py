@@ -41,7 +41,6 @@ def test_key_value_heads_are_repeated_until_the_size_divides_them(kv_heads, size
 
 
 def test_traffic_is_that_of_keys_and_values():
-    """4 query and 2 key-value heads of 10 elements, in 2 bytes; the ring sends gradients of 4 bytes too."""
     sizes = {"head": 10, "heads": 4, "kv_heads": 2, "dtype": "bfloat16", "platform": "cuda"}
     kept, owed = (Collective("collective-permute", ("context",), 3, 3 * 2 * 20 * width) for width in (2, 4))
     assert traffic(ContextConfig(size=4), **sizes) == ((kept,), (kept, owed), (kept,))

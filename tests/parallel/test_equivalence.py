@@ -132,7 +132,6 @@ QUICK = {
 
 
 def noisy_block(params, x, key):
-    """Each block has a random factor of its own."""
     return toy.block(params, x, None) * jax.random.uniform(key, minval=0.5, maxval=1.5)
 
 

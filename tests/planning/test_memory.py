@@ -145,8 +145,7 @@ def test_names_changes_that_need_less_memory(without_compiler, small_card):
 def test_changes_are_recomputation_microbatches_and_shards():
     """A pipeline is not split into further microbatches."""
     shards = "strategy.fsdp=4 without strategy.data"
-    more = [f"train.accumulate={number}" for number in (6, 12, 24)]
-    for axis, microbatches in (("pipe", []), ("tensor", more)):
+    for axis, microbatches in (("pipe", []), ("tensor", [f"train.accumulate={number}" for number in (6, 12, 24)])):
         changed = [f"strategy={{{axis}: 2, data: 4}}", "train.remat=none", "train.accumulate=3"]
         config = load_config("fsdp", [*SMALL.split(), *changed], sizes=False)
         found = dict(_changes(config, list_devices(target="h100:1x8")))

@@ -64,8 +64,7 @@ def test_given_parameters_start_as_drawn_ones(name, drawn):
 
 
 def test_given_parameters_are_stored_in_the_order_of_the_stages(drawn):
-    step = step_on("uneven stages")
-    order = stored_order(step.plan)
+    order = stored_order((step := step_on("uneven stages")).plan)
     placed = place_params(drawn, step.abstract_state().params, order)
     jax.tree.map(np.testing.assert_array_equal, placed, drawn | {"blocks": store_blocks(drawn["blocks"], order.stages)})
 

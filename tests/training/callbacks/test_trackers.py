@@ -1,7 +1,7 @@
 import json
 import os
 import struct
-from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
 import yaml
@@ -200,20 +200,15 @@ def test_mlflow_sends_to_the_tracking_uri(monkeypatch, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("finished", "told"), [(True, (0, "FINISHED")), (False, (1, "FAILED"))])
-def test_every_tracker_is_told_once_how_a_run_ends(finished, told):
-    calls = []
-    client = SimpleNamespace(
-        finish=lambda exit_code: calls.append(exit_code),
-        set_terminated=lambda _, status: calls.append(status),
-        close=lambda: calls.append("closed"),
-    )
+@pytest.mark.parametrize(("finished", "code", "status"), [(True, 0, "FINISHED"), (False, 1, "FAILED")])
+def test_every_tracker_is_told_once_how_a_run_ends(finished, code, status):
+    client = Mock()
     for tracker in (WeightsAndBiases(), MLflow(), TensorBoard()):
         tracker._client, tracker._run_id = client, "1"
         tracker.on_train_end(None) if finished else None
         tracker.close()
         tracker.close()
-    assert calls == [*told, "closed"]
+    assert client.mock_calls == [call.finish(exit_code=code), call.set_terminated("1", status), call.close()]
 
 
 def test_mlflow_failure_does_not_stop_training(monkeypatch, tmp_path):

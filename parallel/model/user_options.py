@@ -34,7 +34,7 @@ class Signature(NamedTuple):
     """
 
     parameters: tuple[Parameter, ...]
-    takes_any: bool = False
+    takes_any: bool
 
     @property
     def names(self) -> list[str]:

@@ -64,6 +64,16 @@ def test_never_holds_whole_logits():
         assert f"{LENGTH}x{VOCABULARY}x" not in program
 
 
+def test_never_holds_whole_logits_of_half_the_vocabulary(monkeypatch):
+    for name in ("MIN_LOGITS_BYTES", "MAX_LOGITS_BYTES"):
+        monkeypatch.setattr(layers, name, 16 * 2 * VOCABULARY * 4)
+    config = TransformerConfig(vocabulary=VOCABULARY, length=16, layers=1, width=16, heads=2, mlp_width=48)
+    batch = toy.abstract(toy.batch(0, rows=16, length=16))
+    program = str(toy.build({"tensor": 2}, model=transformer(config)).trace(batch).jaxpr)
+    assert f"f32[16,4,{VOCABULARY // 2}]" in program
+    assert f"16,16,{VOCABULARY // 2}]" not in program
+
+
 @pytest.mark.parametrize(("vocabulary", "width"), [(61, 128), (136, 136)])
 def test_products_have_aligned_rows(vocabulary, width):
     x, table, targets, weights = inputs(jnp.bfloat16, vocabulary)

@@ -50,6 +50,11 @@ def test_nonfinite_values_stay_in_their_block(bad):
     assert np.array_equal(back[[0, 2]], expected[[0, 2]])
 
 
+def test_nothing_is_owed_at_first():
+    owed = jax.tree.leaves(toy.build({"data": {"size": 2, "compress": "int8"}}).init(0).extra)
+    assert [np.asarray(leaf).any() for leaf in owed] == [False, False]
+
+
 @pytest.mark.slow
 def test_a_nan_on_one_device_ends_the_run_in_its_step():
     """The gradient of one row is NaN, its loss is not: once swallowed, these parameters would never move again."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 from spmdkit.parallel.collectives import Collective, merge
-from spmdkit.parallel.context import ContextConfig, kv_repeats, local_positions, size_problems
+from spmdkit.parallel.context import ContextConfig, kv_repeats, local_positions, size_problems, traffic
 from support import attention_case, toy
 from support.attention_case import (
     LENGTH,
@@ -38,6 +38,14 @@ def test_all_to_all_holds_positions_in_order():
 @pytest.mark.parametrize(("kv_heads", "size", "copies"), [(8, 4, 1), (2, 4, 2), (1, 4, 4), (6, 4, 2), (3, 2, 2)])
 def test_key_value_heads_are_repeated_until_the_size_divides_them(kv_heads, size, copies):
     assert kv_repeats(kv_heads, all_to_all(size)) == copies
+
+
+def test_traffic_is_that_of_keys_and_values():
+    sizes = {"head": 10, "heads": 4, "kv_heads": 2, "dtype": "bfloat16", "platform": "cuda"}
+    kept, owed = (Collective("collective-permute", ("context",), 3, 3 * 2 * 20 * width) for width in (2, 4))
+    assert traffic(ContextConfig(size=4), **sizes) == ((kept,), (kept, owed), (kept,))
+    forth, back = (Collective("all-to-all", ("context",), 1, elements * 2) for elements in (40 + 2 * 2 * 20, 40))
+    assert traffic(all_to_all(4), **sizes) == ((forth, back), (back, forth), (forth, back))
 
 
 @pytest.mark.parametrize("attention", ["ring", "all_to_all"])

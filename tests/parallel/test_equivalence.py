@@ -1,6 +1,7 @@
 """The promise: under every strategy, training is the training of one device. One table (`table.py`), no row skipped."""
 
 import importlib
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -116,17 +117,22 @@ QUICK = {
     "split backward": ({"pipe": PipelineConfig(size=2, schedule="zb_h1", microbatches=4)}, "none"),
     "prefetch": ({"fsdp": FSDPConfig(size=2, floor_bytes=table.FLOOR, prefetch=1)}, "none"),
     "ends": ({"fsdp": FSDPConfig(size=2, floor_bytes=table.FLOOR)}, "full"),
+    "overlapped": ({"data": DataParallelConfig(size=2, reduce="overlapped")}, "none"),
 }
 
 
-LIGHT, BATCH = light(4), toy.batch(0)
+def noisy_block(params, x, key):
+    return toy.block(params, x, None) * jax.random.uniform(key, minval=0.5, maxval=1.5)
+
+
+LIGHT, BATCH = replace(light(4), block=noisy_block), toy.batch(0)
 
 
 @cache
 def light_on_one_device():
     """Parameters, and the mean loss and its gradients."""
     params = toy.first_params(LIGHT)
-    return params, *toy.on_one_device(LIGHT, params, BATCH)
+    return params, *toy.on_one_device(LIGHT, params, BATCH, jax.random.fold_in(jax.random.key(0), 0))
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -27,6 +27,7 @@ def stacked(x):
     [
         (lambda x: jnp.sum(jnp.exp(x) + jnp.sin(x)), 0),  # fused
         (lambda x: jnp.sum(jnp.exp(x) @ x), 2),  # stored for a product
+        (lambda x: jnp.sum(jnp.exp(jnp.sum(x[:, None] * x[None], axis=2))), 1),  # stored after a sum
         (lambda x: lax.fori_loop(0, 5, lambda _, carry: carry + 1, x @ x), 1),  # updated in place
         (stacked, 6),
     ],
@@ -89,12 +90,13 @@ def test_gathers_inside_other_dims_take_their_bytes_twice():
 
         def gathered(x, dim=dim):
             whole = lax.all_gather(x, "fsdp", axis=dim, tiled=True)
-            return whole @ whole.T
+            return jnp.sin(whole) @ whole.T
 
         spec = jax.P(*[None] * dim, "fsdp")
         program = jax.make_jaxpr(jax.shard_map(gathered, mesh=mesh, in_specs=spec, out_specs=jax.P("fsdp")))(X)
         peak = peak_of(program.jaxpr.eqns[0].params["jaxpr"])
         assert peak["communication"] == copies * SIZE + dim * SIZE // 2
+        assert peak["temporaries"] == 2 * SIZE
 
 
 SMALL = "model.layers=4 model.width=256 data.length=256 train.global_batch=32 precision.compute=bfloat16"
@@ -140,10 +142,17 @@ def test_names_changes_that_need_less_memory(without_compiler, small_card):
     assert "with train.remat=full (analytic)" in str(found)
 
 
-def test_a_pipeline_is_not_split_into_further_microbatches():
-    config = load_config("fsdp", [*SMALL.split(), "strategy={pipe: 2, data: 4}", "train.remat=none"], sizes=False)
-    changes = [change for change, _ in _changes(config, list_devices(target="h100:1x8"))]
-    assert changes == ["train.remat=full", "strategy.fsdp=4 without strategy.data"]
+def test_changes_are_recomputation_microbatches_and_shards():
+    """A pipeline is not split into further microbatches."""
+    shards = "strategy.fsdp=4 without strategy.data"
+    for axis, microbatches in (("pipe", []), ("tensor", [f"train.accumulate={number}" for number in (6, 12, 24)])):
+        changed = [f"strategy={{{axis}: 2, data: 4}}", "train.remat=none", "train.accumulate=3"]
+        config = load_config("fsdp", [*SMALL.split(), *changed], sizes=False)
+        found = dict(_changes(config, list_devices(target="h100:1x8")))
+        again = ["train.remat=full", *(f"train.remat=full {each}" for each in microbatches)]
+        assert list(found) == [*microbatches, *again, shards]
+        assert all(each.train.remat == ("full" if "full" in change else "none") for change, each in found.items())
+        assert {name: each.size for name, each in found[shards].strategy.items()} == {"fsdp": 4, axis: 2}
 
 
 @pytest.mark.targets

@@ -44,9 +44,9 @@ def first_params(model=None):
     return jax.tree.map(lambda leaf: (0.1 * random.normal(size=leaf.shape)).astype(np.float32), shapes)
 
 
-def on_one_device(model, params, batch):
-    """The mean loss of a model without random numbers, and its gradients."""
-    loss = jax.value_and_grad(lambda params: model.loss(params, batch, None), has_aux=True)
+def on_one_device(model, params, batch, key=None):
+    """The mean loss of a model, and its gradients."""
+    loss = jax.value_and_grad(lambda params: model.loss(params, batch, key), has_aux=True)
     (total, weight), sums = jax.jit(loss)(params)
     return total / weight, jax.tree.map(lambda leaf: leaf / weight, sums)
 

@@ -306,6 +306,7 @@ OF_ARGUMENTS = {
     "a module of no library": ({"module": {}}, "adapt does not support a dict. It takes a module of Flax Linen"),
     "metrics of a list": ({"metrics": ["accuracy"]}, "adapt: metrics must be a mapping {name: function}, got a list."),
     "an example of a list": ({"example": [1, 2]}, "adapt: example must be a mapping {inputs: array}, got a list."),
+    "an example of nothing": ({"example": []}, "adapt: example must be a mapping {inputs: array}, got a list."),
     "a loss of one argument": ({"loss": lambda outputs: outputs}, "loss must take (outputs, batch); the function in "),
     "a metric of one argument": ({"metrics": {"a": len}}, "metrics.a must take (outputs, batch); the function in len"),
     "rngs to nothing": ({"module": lambda rngs: None}, "The function of rngs returned a NoneType. Return a flax.nnx"),

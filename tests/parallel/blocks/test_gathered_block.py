@@ -147,8 +147,9 @@ def reads(strategy=FSDP, remat="none", frozen=(), **changes):
         ({"strategy": AHEAD}, MATRICES),
         ({"strategy": AHEAD, "remat": "full"}, MATRICES | {"b_up"}),
         ({"frozen": ("blocks/(down|b.*)",)}, MATRICES),  # the gradient goes through them
+        ({"strategy": IN_STAGES, "frozen": ("blocks/(down|b.*)",)}, MATRICES),
     ],
-    ids=["none", "full", "stages", "stages full", "ahead", "ahead full", "frozen"],
+    ids=["none", "full", "stages", "stages full", "ahead", "ahead full", "frozen", "stages frozen"],
 )
 def test_backward_gathers_matrices_but_not_biases(options, expected):
     assert reads(**options) == (expected, expected)

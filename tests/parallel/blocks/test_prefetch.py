@@ -5,6 +5,7 @@ import optax
 import pytest
 from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.parallel import FSDPConfig, build_step, lay_out
+from spmdkit.parallel.blocks import prefetch
 from spmdkit.parallel.blocks.prefetch import check_prefetch
 from spmdkit.parallel.context import ContextConfig
 from support import toy
@@ -39,6 +40,15 @@ PACKED = {
     name: jax.ShapeDtypeStruct((8, 16), "float32" if name == "weights" else "int32")
     for name in ("inputs", "targets", "weights", "segments", "positions")
 }
+
+
+def test_all_gathers_but_the_first_of_forward_wait(monkeypatch):
+    waits = []
+    record = lambda done, value: [waits.append(bool(jax.tree.leaves(done))), value][1]  # noqa: E731
+    monkeypatch.setattr(prefetch, "order_after", record)
+    model = transformer(TransformerConfig(vocabulary=16, length=16, layers=4, width=8, heads=2))
+    toy.build({"fsdp": FSDPConfig(size=2, floor_bytes=0, prefetch=1)}, model=model, remat="full").trace(PACKED)
+    assert (waits.count(False), waits.count(True)) == (1, 9)
 
 
 @pytest.mark.slow

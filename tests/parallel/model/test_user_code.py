@@ -36,15 +36,17 @@ def test_imports_installed_packages():
     assert import_named("optax:adamw", "optimizer.name").__name__ == "adamw"
 
 
-def test_a_missing_backend_of_keras_is_explained(folder, monkeypatch):
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_a_missing_backend_of_keras_is_explained(backend, folder, monkeypatch):
     """Python's own message says only that tensorflow is missing."""
-    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    monkeypatch.setitem(sys.modules, backend, None)
     monkeypatch.delitem(sys.modules, "keras", raising=False)
     (folder / "keras").mkdir()
-    (folder / "keras" / "__init__.py").write_text("import tensorflow\n")
+    (folder / "keras" / "__init__.py").write_text(f"import {backend}\n")
     (folder / "my_net.py").write_text("import keras\n")
     with pytest.raises(
-        UserError, match=r"\(KERAS_BACKEND=tensorflow\).*set the environment variable KERAS_BACKEND=jax"
+        UserError, match=rf"\(KERAS_BACKEND={backend}\).*set the environment variable KERAS_BACKEND=jax"
     ):
         import_named("my_net:make", "model.name", [folder])
 

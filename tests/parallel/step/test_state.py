@@ -9,8 +9,8 @@ import optax
 import pytest
 from spmdkit.parallel import FSDPConfig
 from spmdkit.parallel.pipeline import PipelineConfig
-from spmdkit.parallel.sharding.stored_order import stored_order
-from spmdkit.parallel.step.state import reduce_model_state
+from spmdkit.parallel.sharding.stored_order import store_blocks, stored_order
+from spmdkit.parallel.step.state import place_params, reduce_model_state
 from support import toy
 from support.verification import BLOCK_MODEL
 
@@ -61,6 +61,12 @@ def test_given_parameters_start_as_drawn_ones(name, drawn):
     given, own = step.init(7, drawn), step.init(7)
     assert jax.tree.map(lambda leaf: leaf.sharding, given) == jax.tree.map(lambda leaf: leaf.sharding, own)
     assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(np.asarray(a), np.asarray(b)), given, own))
+
+
+def test_given_parameters_are_stored_in_the_order_of_the_stages(drawn):
+    order = stored_order((step := step_on("uneven stages")).plan)
+    placed = place_params(drawn, step.abstract_state().params, order)
+    jax.tree.map(np.testing.assert_array_equal, placed, drawn | {"blocks": store_blocks(drawn["blocks"], order.stages)})
 
 
 @pytest.mark.slow_cases("fsdp x data", "uneven stages")

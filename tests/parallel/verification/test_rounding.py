@@ -57,6 +57,7 @@ def narrowed(x):
 )
 def test_tolerance_is_that_of_narrowest_dtype(function, given, stored, narrowest, float64):
     assert tolerance(traced(function, given), stored) == TOLERANCES[narrowest]
+    assert tolerance(traced(lambda x: x.astype("float8_e4m3fn")), "float32") == 0, "not a dtype of a run"
 
 
 def test_counts_scalars_only_if_requested():

@@ -1,6 +1,7 @@
 import json
 import os
 import struct
+from unittest.mock import Mock, call
 
 import pytest
 import yaml
@@ -197,6 +198,17 @@ def test_mlflow_sends_to_the_tracking_uri(monkeypatch, tmp_path):
     play(MLflow(tracking_uri=(tmp_path / "store").as_uri()), every=1, steps=1, folder=tmp_path / "run")
     assert len(run_folders(tmp_path / "store")) == 1
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("finished", "code", "status"), [(True, 0, "FINISHED"), (False, 1, "FAILED")])
+def test_every_tracker_is_told_once_how_a_run_ends(finished, code, status):
+    client = Mock()
+    for tracker in (WeightsAndBiases(), MLflow(), TensorBoard()):
+        tracker._client, tracker._run_id = client, "1"
+        tracker.on_train_end(None) if finished else None
+        tracker.close()
+        tracker.close()
+    assert client.mock_calls == [call.finish(exit_code=code), call.set_terminated("1", status), call.close()]
 
 
 def test_mlflow_failure_does_not_stop_training(monkeypatch, tmp_path):

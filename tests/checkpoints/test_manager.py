@@ -46,6 +46,24 @@ def test_writes_and_removes_nothing_before_the_first_save(tmp_path):
     assert not (tmp_path / "absent").exists()
 
 
+def test_processes_after_the_first_remove_and_rename_nothing(tmp_path, monkeypatch):
+    state = placed(host_state(0), 1, "data", split=False)
+    monkeypatch.setattr(checkpoints_file, "is_main_process", lambda: False)
+    for leftover in ("7.orbax-checkpoint-tmp", "removed-3", "3.orbax-checkpoint-tmp-a"):
+        (tmp_path / leftover).mkdir()
+    before = {path.name for path in tmp_path.iterdir()}
+    checkpoints = Checkpoints(tmp_path, keep=1, abstract_state=abstract(state))
+    for step in (1, 2, 3):
+        checkpoints.save(step, state)
+    checkpoints._orbax.wait_until_finished()
+    monkeypatch.setattr(checkpoints._orbax, "check_for_errors", lambda: 1 / 0)
+    with pytest.raises(SaveFailed, match="Checkpoint of step 3 could not be written"):
+        checkpoints.check()
+    with pytest.raises(SaveFailed):
+        checkpoints.close()
+    assert {path.name for path in tmp_path.iterdir()} == {*before, "1", "2", "3"}
+
+
 def test_rejects_an_unknown_step(written):
     wrong = pytest.raises(CheckpointError, match=r"No complete checkpoint of step 15 in .*; only \[10, 20\]")
     with opened(written) as checkpoints, wrong:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -57,7 +58,9 @@ def test_processes_after_the_first_remove_and_rename_nothing(tmp_path, monkeypat
         checkpoints.save(step, state)
     checkpoints._orbax.wait_until_finished()
     monkeypatch.setattr(checkpoints._orbax, "check_for_errors", lambda: 1 / 0)
-    with pytest.raises(SaveFailed, match="Checkpoint of step 3 could not be written"):
+    monkeypatch.setattr(checkpoints_file.shutil, "disk_usage", lambda _: SimpleNamespace(total=9e9, free=2048))
+    what = r"Checkpoint of step 3 could .* there: \[1, 2, 3\]; a checkpoint takes up to .*, and 2 KiB are free\."
+    with pytest.raises(SaveFailed, match=what):
         checkpoints.check()
     with pytest.raises(SaveFailed):
         checkpoints.close()

@@ -96,7 +96,7 @@ class TrainingRun(RunContext):
                 self.guards.open(self.built, self.folder, self.start)
                 with self.guards.watching():
                     state = self.train(state, chain(first, batches), reading)
-                if is_main_process() and (goodput := read_goodput(self.folder / GOODPUT)):
+                if goodput := read_goodput(self.folder / GOODPUT):
                     self.display.message(str(goodput))
         self.compilation.write(self.folder, self.built.xla)
         if self.is_complete:

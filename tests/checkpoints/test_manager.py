@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -44,6 +45,26 @@ def test_writes_and_removes_nothing_before_the_first_save(tmp_path):
     with Checkpoints(tmp_path / "absent", keep=1, abstract_state=abstract(state)) as checkpoints:
         assert checkpoints.latest() is None
     assert not (tmp_path / "absent").exists()
+
+
+def test_processes_after_the_first_remove_and_rename_nothing(tmp_path, monkeypatch):
+    state = placed(host_state(0), 1, "data", split=False)
+    monkeypatch.setattr(checkpoints_file, "is_main_process", lambda: False)
+    for leftover in ("7.orbax-checkpoint-tmp", "removed-3", "3.orbax-checkpoint-tmp-a"):
+        (tmp_path / leftover).mkdir()
+    before = {path.name for path in tmp_path.iterdir()}
+    checkpoints = Checkpoints(tmp_path, keep=1, abstract_state=abstract(state))
+    for step in (1, 2, 3):
+        checkpoints.save(step, state)
+    checkpoints._orbax.wait_until_finished()
+    monkeypatch.setattr(checkpoints._orbax, "check_for_errors", lambda: 1 / 0)
+    monkeypatch.setattr(checkpoints_file.shutil, "disk_usage", lambda _: SimpleNamespace(total=9e9, free=2048))
+    what = r"Checkpoint of step 3 could .* there: \[1, 2, 3\]; a checkpoint takes up to .*, and 2 KiB are free\."
+    with pytest.raises(SaveFailed, match=what):
+        checkpoints.check()
+    with pytest.raises(SaveFailed):
+        checkpoints.close()
+    assert {path.name for path in tmp_path.iterdir()} == {*before, "1", "2", "3"}
 
 
 def test_rejects_an_unknown_step(written):

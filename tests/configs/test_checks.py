@@ -1,9 +1,9 @@
 from dataclasses import replace
 
 import pytest
-from spmdkit.configs.checks import check_devices, layout_problems, size_problems
+from spmdkit.configs.checks import check_devices, elastic_problems, layout_problems, section_problems, size_problems
 from spmdkit.configs.config_errors import ConfigError
-from spmdkit.configs.schema import Config, LayoutsConfig, TrainConfig
+from spmdkit.configs.schema import CheckpointConfig, Config, LayoutsConfig, TrainConfig
 from spmdkit.parallel.sharding.strategies import option_types
 
 
@@ -125,6 +125,16 @@ def test_skips_checks_of_unknown_sizes():
     for size, microbatches in ((-1, 0), (1, 3)):
         strategy = {"pipe": option_types()["pipe"](size=size, microbatches=microbatches)}
         assert size_problems(strategy, config(7).train, {}, None) == []
+
+
+def test_accepts_each_half_of_two_keys_that_exclude_each_other():
+    precision, fresh = Config().precision, CheckpointConfig(start_from="a", start_fresh=("head/.*",))
+    for not_finite, compute in (("roll_back", "bfloat16"), ("skip", "float16")):
+        train = TrainConfig(not_finite=not_finite)
+        assert section_problems(train, fresh, replace(precision, compute=compute)) == []
+    plain, packed = ({"data": option_types()["data"](size=2, compress=kind)} for kind in ("none", "int8"))
+    assert elastic_problems(packed, ()) == elastic_problems(plain, ("data",)) == []
+    assert len(elastic_problems(packed, ("data",))) == 1
 
 
 def test_rejects_invalid_layout_rules():

@@ -122,8 +122,12 @@ def test_other_directories_are_not_runs(tmp_path):
     (tmp_path / "config.yaml").write_text("train: {steps: 3}\n")
     assert not is_run_directory(tmp_path)
     assert resolve_run_directory(tmp_path, ["a=1"]) == (tmp_path, ["a=1"])
-    (tmp_path / "metrics.jsonl").touch()
-    assert is_run_directory(tmp_path)
+    for output in ("metrics.jsonl", "provenance.json", "checkpoints"):  # each alone
+        (tmp_path / output).touch()
+        assert is_run_directory(tmp_path)
+        (tmp_path / output).unlink()
+    (tmp_path / "config.yaml").rename(tmp_path / "metrics.jsonl")
+    assert not is_run_directory(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "checkpoints/40"])

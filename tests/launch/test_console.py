@@ -27,6 +27,7 @@ def test_escapes_characters_that_the_encoding_lacks(monkeypatch):
     with piped(monkeypatch) as reading, open_console():
         sys.stdout.write("für 3 ×")
         assert os.read(reading, 100) == b"f\\xfcr 3 \\xd7"
+        assert (sys.stdout.encoding, hasattr(sys.stdout, "absent")) == ("ascii", False)
     os.close(reading)
 
 

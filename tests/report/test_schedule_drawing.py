@@ -139,6 +139,8 @@ def test_svg_action_is_as_wide_as_it_lasts():
     (forward,), (backward,), (weight,) = widths.values()
     assert backward == pytest.approx(2 * forward, abs=2)
     assert weight == forward
+    figures = "time 18 · ideal 16 · 33.3% idle · at most 2 microbatches of activations on a stage · costs 1, 2, 1"
+    assert figures in draw_svg(schedule, (1.0, 2.0, 1.0))
     for stage in stages:
         assert stage[0][1] >= LEFT
         assert all(end <= start for (_, _, end), (_, start, _) in pairwise(stage))

@@ -9,6 +9,7 @@ from spmdkit.data import bucket_by_length, from_dataset
 from spmdkit.launch.cli import main
 from spmdkit.models.transformer import transformer
 from spmdkit.models.transformer_config import TransformerConfig
+from spmdkit.runtime import run_context
 from spmdkit.runtime.run_context import FlopsOfSteps, Recorder, counts_tokens
 from spmdkit.training.callbacks.callback import Run
 from spmdkit.training.metrics import read_metrics
@@ -65,6 +66,21 @@ def test_the_scale_of_a_step_is_kept_until_it_is_read(tmp_path):
     recording, *_ = recorder(tmp_path)
     recording._scales = {1: np.array(0.5), 2: np.array(0.25)}
     assert [recording._scale(step) for step in (1, 2, 2)] == [0.5, 0.25, 1.0]
+
+
+@pytest.mark.parametrize(("evaluation", "writes"), [(None, False), ([0], True)])
+def test_callbacks_see_the_run_as_it_is(evaluation, writes, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_context, "writes_text", lambda built: writes)
+    monkeypatch.setattr(run_context, "metric_names", lambda step, batch: ["loss", "accuracy"])
+    monkeypatch.setattr(run_context, "sample_text", lambda built, *given: given)
+    config, splits = load_config(write_config(tmp_path)), SimpleNamespace(train=range(90), evaluation=evaluation)
+    built = SimpleNamespace(config=config, splits=splits, step=None, batch=None)
+    run = run_context.run_for_callbacks(built, tmp_path, start=4, can_scale=writes, say=print, left_out=(2,))
+    assert (run.folder, run.start, run.num_steps, run.batch, run.examples) == (tmp_path, 4, 12, 16, 90)
+    assert (run.left_out, run.evaluates, run.can_scale, run.say) == ((2,), writes, writes, print)
+    assert (run.metrics(), run.config["train"]["steps"]) == (["eval_loss", "eval_accuracy"], 12)
+    run.state = SimpleNamespace(params="weights")
+    assert (run.generate and run.generate("a", 5, 0.5)) == (("weights", "a", 5, 0.5) if writes else None)
 
 
 PLATEAU = {"name": "plateau", "patience": 1, "window_steps": 1, "tolerance": 0.9, "factor": 0.5}

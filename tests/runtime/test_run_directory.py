@@ -3,6 +3,7 @@
 import errno
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -94,6 +95,16 @@ def test_what_may_not_is_listed_completely(config):
     ]
     assert lines[8].startswith("Set these keys back to continue that run, or start anew: with another run.dir")
     assert f"checkpoint.start_from={run} begins with its parameters" in lines[8]
+
+
+@pytest.mark.parametrize("is_main", [True, False])
+def test_process_0_creates_and_takes_the_folder_for_all(is_main, tmp_path, monkeypatch):
+    done, folder = [], tmp_path / "run"
+    monkeypatch.setattr(run_directory, "is_main_process", lambda: is_main)
+    monkeypatch.setattr(run_directory, "check_shared", lambda *given: done.append(given))
+    run_directory.claim_directory(folder, SimpleNamespace(take=lambda: done.append(folder.is_dir())), 5.0)
+    assert done == [*[True] * is_main, (folder, 5.0)]
+    assert folder.exists() == is_main
 
 
 def test_a_missing_config_is_told(config):

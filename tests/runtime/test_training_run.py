@@ -44,6 +44,41 @@ def test_claims_its_directory_unless_another_job_trained_in_it(fresh, found, tmp
     run.latest = 4
     with pytest.raises(DirectoryInUse, match=rf"held step 4 when this command began, and holds step {found} now"):
         run.claim_directory([])
+    monkeypatch.setattr(training_run, "is_main_process", lambda: False)  # process 0 checks and moves for all
+    run.claim_directory([12])
+    assert lines[2:] == [f"{fresh=}"]
+
+
+@pytest.mark.parametrize("is_main", [True, False])
+def test_going_back_suspends_restores_and_drops_in_order(is_main, monkeypatch):
+    done, run = [], object.__new__(TrainingRun)
+
+    def noted(name, answer=None):
+        return lambda *given: done.append((name, *given)) or answer
+
+    monkeypatch.setattr(training_run, "is_main_process", lambda: is_main)
+    monkeypatch.setattr(training_run, "check_same_step", noted("same step"))
+    monkeypatch.setattr(training_run, "StepHooks", lambda run, start: ("hooks", start))
+    rollbacks = type("OfOne", (list,), {})([1])
+    rollbacks.add, rollbacks.write = noted("add"), noted("write", "Went back.")
+    run.built, run.rollbacks = SimpleNamespace(config=Config()), rollbacks
+    run.guards = SimpleNamespace(suspend=noted("suspend"), roll_back=noted("roll back"))
+    run.checkpoints = SimpleNamespace(wait=noted("wait"), latest=lambda: 8, keep_aside=noted("keep aside"))
+    run.gate, run.ownership = SimpleNamespace(go_back=noted("drop requests")), SimpleNamespace(check=noted("check"))
+    run.display = SimpleNamespace(message=noted("print"))
+
+    def first_state():
+        done.append(("restore", run.start, run.hooks))
+        run.start = 4  # checkpoint 8 is damaged
+        return "state", [8], ""
+
+    run.first_state = first_state
+    assert run.roll_back(10, "the loss is nan") == "state"
+    assert done == [
+        *[("suspend",), ("wait",), ("same step", 8, 300, "the step to go back to, 2")],
+        *[("add", 10, "the loss is nan", 8), ("restore", 8, ("hooks", 8)), ("drop requests", 4, "going back, 2", 300)],
+        *[("check",), ("write", 4), ("print", "Went back."), *[("keep aside", [8])] * is_main, ("roll back", 4)],
+    ]
 
 
 def test_resume_compares_the_position_of_the_data(tmp_path):

@@ -13,6 +13,7 @@ from spmdkit.data import open_splits
 from spmdkit.launch.cli import main
 from spmdkit.parallel.step import composition
 from spmdkit.parallel.verification.compare import FLOAT64
+from spmdkit.runtime import verify as verify_file
 from spmdkit.runtime.reduce import reduce_config, shrink
 from spmdkit.runtime.verify import ragged_batch, simulate_devices
 from support.runs import write_config, write_language_config
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.slow_except(
     "test_shrinking_keeps_what_divides",
     "test_weights_are_ragged_and_no_row_is_without",
     "test_devices_are_those_that_the_strategy_needs",
+    "test_compares_as_the_run_trains",
 )
 
 DEVICES = [f"cpu:{number}" for number in range(8)]
@@ -177,6 +179,19 @@ def test_weights_are_ragged_and_no_row_is_without(tmp_path):
     assert (sums > 0).all()
     assert len(set(sums)) > 3
     assert batch["weights"].dtype == np.float32
+
+
+def test_compares_as_the_run_trains(tmp_path, monkeypatch):
+    """Its rows in their order, its clipping and seed; the averages if it has some."""
+    monkeypatch.setattr(verify_file, "verify_step", lambda step, batches, **given: (batches, given))
+    options = {"data": {"source": "synthetic", "shuffle": False}, "run": {"simulate": 8, "seed": 3}}
+    trained = {"steps": 2, "global_batch": 16, "clip_norm": 0.5}
+    config = load_config(write_config(tmp_path, train=trained, strategy={"data": 8}, **options))
+    (first, second), given = verify_file.verify_config(config, full=True, steps=2)
+    rows = open_splits(config.data, (), 16).train
+    for batch, start in ((first, 0), (second, 16)):
+        assert np.array_equal(batch["inputs"], [rows[start + row]["inputs"] for row in range(16)])
+    assert (given["clip_norm"], given["seed"], given["reduced"], given["averages"]) == (0.5, 3, {}, None)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,10 @@ import sys
 import time
 
 import pytest
+from spmdkit.launch.remote import agent as agent_file
+from spmdkit.launch.remote import client
 from spmdkit.launch.remote.agent import environment
+from spmdkit.mesh.exit_codes import TRY_AGAIN
 from support.processes import assert_gone
 from support.remote import answer, begin, frames, job, wait_for_text
 
@@ -41,6 +44,7 @@ def test_sends_large_output(start_agent):
 
 def test_reports_a_missing_command(start_agent):
     agent = start_agent(job("", command=["/no/such/python"]))
+    assert agent_file.LOST == client.LOST == TRY_AGAIN, "each file runs alone on a host"
     assert frames(agent) == {b"e": b"error: /no/such/python cannot be started: No such file or directory\n", b"x": b"2"}
 
 

@@ -73,6 +73,7 @@ def test_relay_of_binary_output(relayed):
     assert log == data
     again, log, _ = relayed(b"\xff\n")
     assert (again, log) == ("[3] \ufffd\n", data + b"\xff\n"), "the log is extended"
+    assert relayed("é".encode()[:1])[0] == "[3] \ufffd\n", "the end was cut"
     assert not set(out) & {chr(code) for code in (*range(9), *range(0xB, 0x20), 0x7F)}
 
 

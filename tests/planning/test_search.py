@@ -159,7 +159,7 @@ DENSE = TransformerConfig(vocabulary=16, length=8, layers=4, width=8, heads=2, m
     ("axis", "stored"), [("fsdp", 750), ("tensor", 750), ("expert", 1800), ("pipe", 1500), ("context", 3000)]
 )
 def test_update_takes_as_long_as_the_parameters_of_a_device(axis, stored):
-    """4 blocks of 100 parameters and 400 of experts, and 1,000 outside; kernels are split, but not the head of stages."""
+    """4 blocks of 100 parameters and 400 of experts, and 1,000 outside; the head of stages is not split."""
     estimator = by_hand(DENSE, block_parameters=100, expert_parameters=400, outer_parameters=1000)
     pipe = {"schedule": "1f1b", "microbatches": 4, "recompute": True} if axis == "pipe" else {"remat": "full"}
     alone, split = (estimator.estimate(Candidate(mesh=mesh, **pipe)).terms for mesh in ((), ((axis, 4),)))

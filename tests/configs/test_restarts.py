@@ -40,6 +40,9 @@ def test_options_of_a_model_are_fixed():
     rules = [rule_of(key) for key in ("model.width", "model.lora.rank", "model.check")]
     assert [rule and rule.kind for rule in rules] == ["never", "never", "any"]
     assert rule_of("nothing.of.the.kind") is None
+    named = {key for rule in RULES if rule.kind == "fits" for key in rule.keys}
+    fits = {key for key in named if key.startswith(("train.", "strategy."))}
+    assert fits == {"train.not_finite", "strategy.data.compress", "strategy.data.local_steps"}
 
 
 def test_description_lists_every_key():

@@ -5,7 +5,7 @@ import time
 
 import pytest
 from spmdkit.runtime import goodput
-from spmdkit.runtime.goodput import Ledger, read_goodput
+from spmdkit.runtime.goodput import Goodput, Ledger, read_goodput
 
 
 def lines(path):
@@ -61,6 +61,8 @@ def test_a_death_loses_steps_and_time(path, clock):
     assert found.seconds["lost"] == pytest.approx(0.4)
     assert found.seconds["step"] == pytest.approx(1.0 - 0.4 + 0.9)
     assert (found.starts, found.lost_steps) == (2, 4)
+    shown = str(Goodput({"step": 1.0}, 2, 1, 1))
+    assert shown == "Goodput 100.0 % of 1.0 s, 2 starts, 1 rollback, 1 step computed again."
     assert next(line for line in lines(path) if line["kind"] == "lost") | {"at": 0} == {
         "kind": "lost", "seconds": 0.4, "at": 0, "from": 7, "to": 10,
     }  # fmt: skip

@@ -78,6 +78,9 @@ def test_npz_files_that_do_not_fit(tmp_path):
     np.savez(tmp_path / "b.npz", images=np.zeros(3))
     with pytest.raises(ValueError, match=r"rows of .*b\.npz are \{'images': \(\)\}, but those of .*a\.npz are"):
         open_splits(DataConfig(source="arrays", files=(f"{tmp_path}/*.npz",)))
+    np.savez(tmp_path / "a.npz", images=np.zeros(3), labels=np.zeros(2))
+    with pytest.raises(ValueError, match=r"^data\.files: .*a\.npz: "):
+        open_splits(DataConfig(source="arrays", files=(f"{tmp_path}/a.npz",)))
 
 
 def test_from_arrays_reports_a_missing_evaluation_split():

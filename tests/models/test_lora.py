@@ -180,11 +180,10 @@ def test_equal_to_one_device(float64):
     lora, batch = LoRA(base, config), toy.batch(0)
     model, plan = lora.model, toy.plan(strategy, lora.model, precision=toy.FLOAT64, frozen=lora.frozen)
     step = build_step(model, optax.sgd(1.0), plan, precision=toy.FLOAT64)
-    program, params = step.compile(toy.abstract(batch)).as_text(), jax.tree.map(np.float64, toy.first_params(model))
+    program, (params, *expected) = step.compile(toy.abstract(batch)), toy.on_one_device(model, batch, "float64")
     state, metrics = step(step.init(0, params), batch)
-    found = metrics.loss, jax.tree.map(np.subtract, params, state.params)
-    assert_close(found, toy.on_one_device(model, params, batch))
-    assert census(program, plan.mesh) == step.cost(toy.abstract(batch))
+    assert_close([metrics.loss, jax.tree.map(np.subtract, params, state.params)], expected)
+    assert census(program.as_text(), plan.mesh) == step.cost(toy.abstract(batch))
 
 
 # By name

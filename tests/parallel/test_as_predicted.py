@@ -307,8 +307,8 @@ def test_a_program_never_holds_gradients_of_frozen_parameters(model, strategy):
 def on_one_device(name):
     """Parameters of a model that is frozen in part, and the gradients of its mean loss by path."""
     model = getattr(MODELS[name](), "model", None) or MODELS[name]()
-    params = toy.first_params(model)
-    return params, dict(leaves_with_paths(toy.on_one_device(model, params, toy.batch(0))[1]))
+    params, _, gradients = toy.on_one_device(model, toy.batch(0))
+    return params, dict(leaves_with_paths(gradients))
 
 
 @pytest.mark.slow

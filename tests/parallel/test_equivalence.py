@@ -131,8 +131,7 @@ LIGHT, BATCH = replace(light(4), block=noisy_block), toy.batch(0)
 @cache
 def light_on_one_device():
     """Parameters, and the mean loss and its gradients."""
-    params = toy.first_params(LIGHT)
-    return params, *toy.on_one_device(LIGHT, params, BATCH, jax.random.fold_in(jax.random.key(0), 0))
+    return toy.on_one_device(LIGHT, BATCH, key=jax.random.fold_in(jax.random.key(0), 0))
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -44,11 +44,12 @@ def first_params(model=None):
     return jax.tree.map(lambda leaf: (0.1 * random.normal(size=leaf.shape)).astype(np.float32), shapes)
 
 
-def on_one_device(model, params, batch, key=None):
-    """The mean loss of a model, and its gradients."""
+def on_one_device(model, batch, dtype="float32", key=None):
+    """Given parameters, and the mean loss of a model and its gradients."""
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), first_params(model))
     loss = jax.value_and_grad(lambda params: model.loss(params, batch, key), has_aux=True)
     (total, weight), sums = jax.jit(loss)(params)
-    return total / weight, jax.tree.map(lambda leaf: leaf / weight, sums)
+    return params, total / weight, jax.tree.map(lambda leaf: leaf / weight, sums)
 
 
 def parameters(make):

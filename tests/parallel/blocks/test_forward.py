@@ -109,9 +109,8 @@ def test_other_platforms_are_held_back_by_barriers():
 def test_numbers_of_one_turn_are_those_of_one_device(remat, float64):
     once = replace(toy.BLOCK_MODEL, scan_unroll=toy.BLOCKS)
     strategy = {"fsdp": FSDPConfig(size=4, floor_bytes=256)}
-    options = {"remat": remat, "accumulate": 2, "precision": toy.FLOAT64}
-    step, params = toy.build(strategy, optax.sgd(1.0), once, **options), jax.tree.map(np.float64, toy.first_params())
+    params, *expected = toy.on_one_device(toy.BLOCK_MODEL, toy.batch(0), "float64")
+    step = toy.build(strategy, optax.sgd(1.0), once, remat=remat, accumulate=2, precision=toy.FLOAT64)
     state, metrics = step(step.init(0, params), toy.batch(0))
-    found = metrics.loss, jax.tree.map(np.subtract, params, state.params)
-    expected = toy.on_one_device(toy.BLOCK_MODEL, params, toy.batch(0))
+    found = [metrics.loss, jax.tree.map(np.subtract, params, state.params)]
     assert max(jax.tree.leaves(jax.tree.map(toy.relative, found, expected))) < 1e-9

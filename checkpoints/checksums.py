@@ -52,7 +52,8 @@ def checksums(arrays: Mapping[str, Array]) -> Array:
     Returns:
         (number of arrays,) uint32, in the order of the sorted paths.
     """
-    return jnp.stack([_checksum(arrays[path]) for path in sorted(arrays)] or [jnp.uint32(0)])
+    # Arrays of one shape and dtype share a trace.
+    return jnp.stack([jax.jit(_checksum)(arrays[path]) for path in sorted(arrays)] or [jnp.uint32(0)])
 
 
 def checksums_by_path(arrays: Mapping[str, Array]) -> dict[str, int]:

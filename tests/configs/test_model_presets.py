@@ -45,6 +45,6 @@ def test_qwen3_has_published_active_parameters():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_trains_reduced(name, tmp_path):
-    reduced = ["model.layers=2", *SMALL[name], "data.vocabulary=256", "data.length=16"]
+    reduced = ["model.layers=2", *SMALL[name], "data.vocabulary=256", "data.length=16", "eval.batches=1"]
     assert main(["train", name, *reduced, "train.global_batch=8", "train.steps=2", f"run.dir={tmp_path / 'run'}"]) == 0
     assert losses(tmp_path / "run").keys() == {2}

@@ -21,7 +21,7 @@ MAX_CODE_LINES = {
     "parallel": 7690,
     "models": 2425,
     "data": 2370,
-    "checkpoints": 1060,
+    "checkpoints": 1059,
     "training": 2465,
     "configs": 1500,
     "runtime": 3430,

@@ -62,11 +62,6 @@ class Estimate(NamedTuple):
     bubble: float
 
     @property
-    def kernel_seconds(self) -> float:
-        """The time of a device's kernels."""
-        return sum(time for name, time in self.terms.items() if name != "idle stages" and "traffic" not in name)
-
-    @property
     def exposed_share(self) -> float:
         """The share of the communication that nothing hides."""
         exposed = sum(seconds for name, seconds in self.terms.items() if name.startswith("traffic of"))
@@ -92,19 +87,19 @@ class Estimator:
         self.collective = lru_cache(1 << 16)(self._collective)
         self.group = lru_cache(1 << 14)(self._group)
 
+    def kernel_seconds(self, candidate: Candidate) -> float:
+        """Returns the time of a device's kernels in one step, whichever schedule a pipeline has."""
+        rows = self._rows(candidate)
+        return sum(self._kernels(candidate, self._block(candidate, rows), rows).values())
+
     def estimate(self, candidate: Candidate) -> Estimate:
         """Returns the time and memory of a step."""
         rows_at_once, passes = self._rows(candidate), candidate.accumulate * candidate.microbatches
         block = self._block(candidate, rows_at_once)
         traffic = self._traffic(candidate, rows_at_once)
         terms, bubble = self._times(candidate, block, traffic, rows_at_once)
-        return Estimate(
-            step_seconds=sum(terms.values()),
-            peak_bytes=self.peak_bytes(candidate),
-            terms=terms,
-            communication=passes * self._layers(candidate) * sum(map(sum, traffic.values())) + self._once(candidate)[0],
-            bubble=bubble,
-        )
+        communication = passes * self._layers(candidate) * sum(map(sum, traffic.values())) + self._once(candidate)[0]
+        return Estimate(sum(terms.values()), self.peak_bytes(candidate), terms, communication, bubble)
 
     def _rows(self, candidate: Candidate) -> float:
         """Returns the rows of a device in one microbatch."""
@@ -206,17 +201,16 @@ class Estimator:
     ) -> tuple[dict[str, float], float]:
         """Returns the terms of the step time, and the bubble."""
         stages, passes = candidate.size("pipe"), candidate.accumulate * candidate.microbatches
-        blocks, again = passes * self._layers(candidate), RECOMPUTED[candidate.remat] * block.forward
-        terms = {"products and kernels": blocks * sum(block)}
-        terms["recomputation"] = blocks * (again + candidate.recompute * block.forward)
+        terms, blocks = self._kernels(candidate, block, rows), passes * self._layers(candidate)
+        update = terms.pop("update")
         for axis, seconds in traffic.items():
             terms[f"traffic of {axis}"] = blocks * self._exposed(candidate, axis, seconds, block)
-        terms["head and embedding"] = passes * self._head(candidate, rows)
         outer = self.model.outer_parameters / candidate.size("tensor") * self.reduced
         once_a_pass = candidate.accumulate * self._seconds(candidate, "reduce-scatter", outer, "fsdp")
         terms["traffic of fsdp"] += once_a_pass + self._seconds(candidate, "all-gather", outer, "fsdp") / 2
         bubble = 0.0
         if stages > 1:
+            again = RECOMPUTED[candidate.remat] * block.forward
             costs = (block.forward, block.backward_input + again, block.backward_weight)
             shares = tuple(max(round(4 * cost / block.forward), 1) / 4 for cost in costs)
             time, ticks = pipeline_time(
@@ -231,9 +225,19 @@ class Estimator:
             terms["traffic of pipe"] = 2 * ticks * sent
         once, hidden = self._once(candidate)
         terms["traffic of data"] = max(once - hidden * terms["products and kernels"], 0.0)
+        return terms | {"update": update}, bubble
+
+    def _kernels(self, candidate: Candidate, block: Pass, rows: float) -> dict[str, float]:
+        """Returns the terms of a device's kernels."""
+        passes, again = candidate.accumulate * candidate.microbatches, RECOMPUTED[candidate.remat] + candidate.recompute
+        blocks = passes * self._layers(candidate)
         moved = self._stored(candidate, self.model.bytes_per_parameter)[0] * (3 + 2 * self.model.optimizer_ratio)
-        terms["update"] = moved / (EFFICIENCY.memory * self.target.card.memory_bandwidth)
-        return terms, bubble
+        return {
+            "products and kernels": blocks * sum(block),
+            "recomputation": blocks * again * block.forward,
+            "head and embedding": passes * self._head(candidate, rows),
+            "update": moved / (EFFICIENCY.memory * self.target.card.memory_bandwidth),
+        }
 
     def _layers(self, candidate: Candidate) -> int:
         """Returns the blocks of a device, with the empty places of its chunks."""

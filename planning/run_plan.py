@@ -278,20 +278,18 @@ def _analytic(built: Built, common: dict[str, Any], why: str) -> RunPlan:
 
 def _estimate(built: Built, common: dict[str, Any], traffic: tuple[Traffic, ...]) -> float | None:
     """Returns the seconds of a step whose kernels hide the traffic of all axes but those that split a block's work."""
-    config, target, mesh, pipeline = built.config, common["target"], built.layouts.mesh, built.layouts.pipeline
+    config, target, mesh = built.config, common["target"], built.layouts.mesh
     if common["model_flops"] is None or common["dtype"] not in target.card.flops:
         return None
     candidate = Candidate(
         mesh=tuple((axis, mesh.axis_size(axis)) for axis in AXES),
         remat=config.train.remat,
-        schedule="1f1b",  # the time of kernels is the same in all
-        microbatches=pipeline.schedule.microbatches if pipeline else 1,
         recompute=getattr(config.strategy.get("pipe"), "recompute", False),
     )
     estimator = Estimator(model_sizes(config), target, config.train.global_batch, config.precision)
     waiting = sum(each.least_seconds for each in traffic if WORK_AXES & {*each.axes}) / EFFICIENCY.network
     hidden = sum(each.least_seconds for each in traffic) / EFFICIENCY.network - waiting
-    return (max(estimator.estimate(candidate).kernel_seconds, hidden) + waiting) / (1 - common["bubble"])
+    return (max(estimator.kernel_seconds(candidate), hidden) + waiting) / (1 - common["bubble"])
 
 
 def _memory_lines(plan: RunPlan) -> Iterator[str]:

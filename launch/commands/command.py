@@ -124,7 +124,7 @@ def output_file(text: str) -> Path:
     except UserError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     if path.is_dir() or not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
-        raise argparse.ArgumentTypeError(f"{path}: must be a file in a writable directory.")
+        raise argparse.ArgumentTypeError(f"{path}: must be a file in a writable directory. Give another path.")
     return path
 
 

@@ -136,7 +136,7 @@ def test_suggests_keys_options_and_commands(arguments, message, exits):
 
 
 @pytest.mark.parametrize(
-    "option", ["explain x --hlo", "plan x --target y --html", "plan x --target y --search --write"]
+    "option", ["explain x --hlo", *(f"plan x --target y {each}" for each in ("--html", "--trace", "--search --write"))]
 )
 def test_outputs_that_cannot_be_written_are_rejected_first(option, tmp_path, monkeypatch, exits):
     (tmp_path / "file").touch()

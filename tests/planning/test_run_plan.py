@@ -185,6 +185,13 @@ def test_estimated_products_wait_for_tensor_but_not_for_fsdp(without_compiler, t
     assert seconds["both", "tensor"] == pytest.approx(seconds["links", "tensor"] + seconds["kernels", "tensor"])
 
 
+def test_estimates_stages_of_a_model_without_known_sizes(without_compiler):
+    """With LoRA, only the operations of the model are known."""
+    lora = "model.lora={rank: 4, match: ['blocks/attention/.*']}"
+    found = planned("h100:1x8", lora, "strategy={pipe: {size: 2, microbatches: 4}, fsdp: 4}", "train.global_batch=32")
+    assert found.step_seconds > found.model_flops / (8 * EFFICIENCY.matmul * found.target.card.flops["bfloat16"])
+
+
 def test_rejects_models_that_are_too_large_for_every_mesh(without_compiler, card, cli):
     """Two layers of width 64 and AdamW's moments take over 8 x 95,000 bytes."""
     card.write_text(CARD.replace("100000000", "50000"))

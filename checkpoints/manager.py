@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Self
 
 import jax
 import orbax.checkpoint as ocp
+from orbax.checkpoint import type_handlers
+from orbax.checkpoint._src.metadata.array_metadata_store import Store
 
 from ..layouts.sizes import array_bytes, format_bytes
 from ..mesh.errors import UserError
@@ -72,24 +74,23 @@ class Checkpoints:
         """
         if keep < 1:
             raise UserError(f"checkpoint.keep={keep} must be at least 1.")
-        self._directory = absolute_path(directory)
         self._keep, self._abstract_state, self._save_seconds = keep, abstract_state, save_seconds
-        self._also_keep: frozenset[int] = frozenset()
+        self._directory, self._also_keep = absolute_path(directory), frozenset[int]()
         self._saving: int | None = None
         self._failure: SaveFailed | None = None
-        self._has_swept = False
-        self._restores = 0
-        self._about = dict(about or {})
-        self._description: dict[str, Any] = {}
-        self._waited = self._logged = 0.0
+        self._about, self._description = dict(about or {}), dict[str, Any]()
+        self._has_swept, self._restores, self._waited, self._logged = False, 0, 0.0, 0.0
         self._remover = ThreadPoolExecutor(1, "remove-checkpoints")
         leave_errors_to_one_message()
         # If directories cannot be created in the background, Orbax's threads wait for minutes, at exit too.
         at_once = ocp.AsyncOptions(create_directories_asynchronously=False, timeout_secs=save_seconds)
+        # Each cut of an array into parts, one for each device with a replica, compiles a program: none below 1 MiB.
+        arrays = type_handlers.ArrayHandler(array_metadata_store=Store(), min_slice_bytes_for_replica_parallel=1 << 20)
+        registry = type_handlers.create_type_handler_registry((jax.Array, arrays))
         # Compression hardly makes floats smaller, and takes more processor time than the rest of a save together.
         handler = ocp.CompositeCheckpointHandler(
             composite_options=ocp.CompositeOptions(async_options=at_once),
-            state=ocp.PyTreeCheckpointHandler(use_compression=False),
+            state=ocp.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=registry),
         )
         described = with_description(handler, lambda: self._description)
         # The default store writes in another thread, which nobody waits for after an error.

@@ -67,6 +67,16 @@ def test_processes_after_the_first_remove_and_rename_nothing(tmp_path, monkeypat
     assert {path.name for path in tmp_path.iterdir()} == {*before, "1", "2", "3"}
 
 
+def test_cuts_no_small_array_into_parts(tmp_path, monkeypatch):
+    """Each cut would compile a program."""
+    monkeypatch.setattr(jax.lax, "slice_in_dim", lambda *_, **__: 1 / 0)
+    state = placed(host_state(1), 8, "data", split=False)
+    with Checkpoints(tmp_path, keep=1, abstract_state=abstract(state)) as checkpoints:
+        checkpoints.save(1, state)
+        checkpoints.wait()
+        assert_equal(checkpoints.restore(), host_state(1))
+
+
 def test_rejects_an_unknown_step(written):
     wrong = pytest.raises(CheckpointError, match=r"No complete checkpoint of step 15 in .*; only \[10, 20\]")
     with opened(written) as checkpoints, wrong:

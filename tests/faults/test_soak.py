@@ -15,7 +15,7 @@ MINUTES, SECONDS = 1, 840
 
 @pytest.mark.timeout(SECONDS + 30)
 def test_soak_of_four_processes(tmp_path):
-    options = {"checkpoint": {"every": 4}, "strategy": {"fsdp": {"size": 2, "floor_bytes": 256}, "data": 2}}
+    options = {"checkpoint": {"every": 4}, "strategy": {"fsdp": {"size": 4, "floor_bytes": 256}}}
     config = write_config(tmp_path, train={"steps": 24, "global_batch": 16}, **options)
     words = f"--processes 4 --devices 1 --seed 3 --every 4 --deadline 20 --minutes {MINUTES}".split()
     ended = subprocess.run(

@@ -22,10 +22,13 @@ DEADLINE = 6
 
 
 def small(folder: Path, processes: int = 2, **sections: Any) -> Path:
-    """The config of a run in so many processes of 2 devices, saved every 4 steps, evaluated every 8."""
+    """The config of a run in so many processes of 2 devices, saved every 4 steps, evaluated every 8.
+
+    Each process has shards of its own, so each writes in a save.
+    """
     options: dict[str, Any] = {
         "run": {"log_every": 1},
-        "strategy": {"fsdp": {"size": 2, "floor_bytes": 256}, "data": processes},
+        "strategy": {"fsdp": {"size": DEVICES * processes, "floor_bytes": 256}},
         "train": {"steps": STEPS, "global_batch": 16},
         "checkpoint": {"every": 4, "keep": 3},
         "eval": {"every": 8, "batches": 2},

@@ -9,6 +9,9 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 
+# Tests start many processes, which start faster with compiled modules.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install train test test-quick test-equivalence test-long test-libraries test-faults test-cluster test-targets lint format bench figures docs docs-serve clean

@@ -175,6 +175,7 @@ def test_a_failed_save_raises_the_same_error_until_the_end(tmp_path, moment):
     assert SaveFailed.exit_code == 75
 
 
+@pytest.mark.slow
 def test_failed_save_leaves_nothing(tmp_path, monkeypatch):
     """Orbax raises the first error, here of a small file, before another thread has opened the arrays."""
     mkdir, open_array = os.mkdir, tensorstore.open

@@ -42,6 +42,7 @@ def test_qwen3_has_published_active_parameters():
     assert {"blocks/attention/query_norm", "blocks/attention/key_norm", "head/logits"} <= set(paths)
 
 
+@pytest.mark.long_cases("qwen3_30b_a3b")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_trains_reduced(name, tmp_path):

@@ -19,8 +19,9 @@ RUNNER = Path(__file__).parents[1] / "support" / "run_page.py"
 
 
 def is_long(page):
-    """Returns True if a page has commands: each is a process of its own that compiles."""
-    return any(block["language"] in ("sh", "console") for block in runnable(page))
+    """Returns True if a page has commands, each a process of its own that compiles, or takes over ten seconds."""
+    has_commands = any(block["language"] in ("sh", "console") for block in runnable(page))
+    return has_commands or page.stem in ("keras", "torchtitan")
 
 
 @pytest.mark.slow

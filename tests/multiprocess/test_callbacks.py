@@ -7,7 +7,7 @@ import pytest
 from support.processes import start, wait
 from support.runs import losses, state_arrays, write_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.multiprocess]
 STEPS = 4000
 OWN = textwrap.dedent(
     """

@@ -102,6 +102,7 @@ ENDS = [
 ]
 
 
+@pytest.mark.long_cases("experts", "ring", "tensor-accumulate")
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ENDS, ids=[row.name for row in ENDS])
 def test_numbers_on_gpus_with_the_first_and_last_block_outside_the_loop(row, float64, monkeypatch):

@@ -23,6 +23,7 @@ def gradients(strategy, rules=None):
     return step.gradients(step.init(0, jax.tree.map(np.float64, toy.first_params())), toy.batch(0))[0], found
 
 
+@pytest.mark.slow_cases("tensor left to XLA")
 @pytest.mark.parametrize(
     ("strategy", "rules"),
     [({"fsdp": {"size": 4, "floor_bytes": 256}}, None), (LEFT, BY_RULES)],

@@ -36,7 +36,7 @@ def temporary_bytes(schedule, microbatches, recompute=False):
     return step.compile(batch).memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_memory_follows_the_schedule():
     """1F1B holds as much for 64 microbatches as for 8, but for the timetable; GPipe holds each of them."""
     assert temporary_bytes("1f1b", 64) < 1.02 * temporary_bytes("1f1b", 8)
@@ -89,6 +89,7 @@ def test_state_is_saved_in_the_models_order(optimizer):
     assert layouts.num_parameters == sum(leaf.size for leaf in jax.tree.leaves(expected)) < layouts.table.num_elements
 
 
+@pytest.mark.slow_cases("microbatch")
 @pytest.mark.parametrize("scatter", ["step", "microbatch"])
 def test_fsdp_scatters_gradients_once_or_for_each_microbatch(scatter):
     """2 stages of 2 blocks and 4 microbatches, counted in the compiled program."""

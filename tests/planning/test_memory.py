@@ -129,6 +129,7 @@ def small_card(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_names_changes_that_need_less_memory(without_compiler, small_card):
     settings = f"{small_card}:1x8", "strategy={data: 4, fsdp: 2}", *SMALLER
     found = planned(*settings, "train.remat=none")

@@ -122,6 +122,7 @@ def test_tpus_exchange_over_the_links_of_the_slice(without_compiler):
     assert "pip install 'spmdkit[tpu-targets]'" in str(whole)
 
 
+@pytest.mark.slow
 def test_step_that_the_compiler_refuses_does_not_fit(monkeypatch):
     def refuse(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory on HBM")
@@ -155,6 +156,7 @@ def test_mfu_is_the_share_of_the_peak(without_compiler, card):
     assert twice.model_flops == 2 * found.model_flops
 
 
+@pytest.mark.slow_cases("none-0", "full-1")
 @pytest.mark.parametrize(("remat", "again"), [("none", 0), ("selective", 0.6), ("full", 1)])
 def test_idle_stages_take_their_share_of_the_time(without_compiler, card, remat, again):
     """1F1B with 2 stages and 4 microbatches is idle for 1/5 of the time (Narayanan et al. 2021, section 2.2).
@@ -173,6 +175,7 @@ def test_idle_stages_take_their_share_of_the_time(without_compiler, card, remat,
     assert found.step_seconds == pytest.approx(kernels / 1e12 / (1 - 1 / 5))
 
 
+@pytest.mark.slow
 def test_estimated_products_wait_for_tensor_but_not_for_fsdp(without_compiler, tmp_path):
     """With kernels that take no time, both take as long as the bytes over the links."""
     fast = re.sub("e.12", "e+21", CARD.replace("memory_bandwidth: 1.0e+9", "memory_bandwidth: 1.0e+21"))
@@ -185,6 +188,7 @@ def test_estimated_products_wait_for_tensor_but_not_for_fsdp(without_compiler, t
     assert seconds["both", "tensor"] == pytest.approx(seconds["links", "tensor"] + seconds["kernels", "tensor"])
 
 
+@pytest.mark.slow
 def test_estimates_stages_of_a_model_without_known_sizes(without_compiler):
     """With LoRA, only the operations of the model are known."""
     lora = "model.lora={rank: 4, match: ['blocks/attention/.*']}"

@@ -138,7 +138,7 @@ def test_one_that_nobody_predicts(tmp_path, monkeypatch, cli):
     assert re.search(r"^  all-reduce over data: \d+ moving [\d,]+ bytes predicted, \d+ moving", text, re.MULTILINE)
 
 
-@pytest.mark.long_cases("context", "hsdp", "moe", "pipeline")
+@pytest.mark.long_cases("context", "hsdp", "mixtral_8x7b", "moe", "pipeline", "qwen3_8b")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", preset_names())
 def test_presets_are_as_predicted(name, tmp_path, monkeypatch):

@@ -122,6 +122,7 @@ def test_every_method_has_a_function_and_its_costs():
     assert ATTENTION.keys() == METHODS.keys()
 
 
+@pytest.mark.slow_cases("True")
 @pytest.mark.parametrize("packed", [False, True])
 def test_parts_by_cudnn_give_the_same_attention(monkeypatch, packed):
     """JAX's own implementation and the formula of the gradients stand in for cuDNN's two kernels, which need a GPU."""

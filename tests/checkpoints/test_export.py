@@ -85,6 +85,7 @@ def test_a_damaged_checkpoint_leaves_nothing(run, tmp_path, kind):
 FULL = """
 import resource, sys
 from spmdkit.launch.cli import main
+sys.dont_write_bytecode = True  # Python would keep a truncated .pyc of every module that it imports under the limit
 resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
 sys.exit(main(["export", sys.argv[1], sys.argv[2]]))
 """

@@ -148,6 +148,7 @@ def attempt(action):
 if moment == "gone before":
     ruin()
 if moment == "no room":
+    sys.dont_write_bytecode = True  # a truncated .pyc would stay in the environment
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 attempt(lambda: checkpoints.save(2, state))
 if moment == "gone during":

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -56,8 +57,9 @@ def test_rejects_invalid_lines(path):
 
 
 @pytest.fixture
-def small_file_limit():
+def small_file_limit(monkeypatch):
     """Limits files of this process to one page, as on a full disk; Python ignores SIGXFSZ."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a truncated .pyc would stay in the environment
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     yield

@@ -78,7 +78,14 @@ def test_candidate_states_all_options_that_are_not_defaults():
     assert (Candidate(mesh=()).strategy, str(Candidate(mesh=()))) == ({}, "one device")
 
 
-@pytest.mark.parametrize(("mesh", "policies"), [((("fsdp", 8),), {*POLICIES} - {"local"}), (TWO_AXES, {*POLICIES})])
+@pytest.mark.parametrize(
+    ("mesh", "policies"),
+    [
+        ((("fsdp", 8),), {*POLICIES} - {"local"}),
+        (TWO_AXES, {*POLICIES}),
+        ((("fsdp", 2), ("tensor", 4)), {*POLICIES}),
+    ],
+)
 def test_blocks_are_gathered_once_or_twice_under_each_policy(mesh, policies):
     """`local` keeps what collectives of `tensor` return: without them it is the same as `full`."""
     found = enumerate_candidates(model_sizes(small()), parse_target("h100:1x8"), 16)
@@ -353,7 +360,7 @@ def test_compiled_steps_decide(monkeypatch):
     (reason,) = {row.reason for row in compiled if row not in fitting}
     assert reason == f"does not fit: {format_bytes(5 * GIB)} of {format_bytes(int(LIMIT))}"
     assert {"peak_bytes": 5 * GIB, "exposed_communication": 0.1, "bubble": 0.25}.items() <= winner.to_json().items()
-    assert len(fitting) < len(compiled) <= found.counts["candidates"]
+    assert len(fitting) < len(compiled) == found.counts["compiled"] <= found.counts["candidates"]
     assert len({row.candidate for row in found.rows}) == len(found.rows)
     assert max(Counter(row.candidate.mesh for row in compiled).values()) == search_module.MAX_PER_MESH
 

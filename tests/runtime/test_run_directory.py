@@ -168,10 +168,11 @@ def test_a_config_of_the_users_own_is_not_overwritten(tmp_path):
         adopt_directory(load_config(own, [f"run.dir={tmp_path}"]))
 
 
-def test_a_config_with_secrets_is_readable_for_its_owner_alone(tmp_path):
-    loaded = load_config(write_config(tmp_path, launch={"environment": {"HF_TOKEN": "abc"}}))
+@pytest.mark.parametrize(("variable", "mode"), [("HF_TOKEN", 0o600), ("NCCL_DEBUG", 0o644)])
+def test_a_config_with_secrets_is_readable_for_its_owner_alone(variable, mode, tmp_path):
+    loaded = load_config(write_config(tmp_path, launch={"environment": {variable: "abc"}}))
     write_resolved(loaded, adopt_directory(loaded))
-    assert stat.S_IMODE((tmp_path / "run" / "config.yaml").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "run" / "config.yaml").stat().st_mode) == mode
 
 
 def test_fresh_moves_a_run_aside_and_keeps_its_logs(config):

@@ -59,6 +59,20 @@ def test_evaluation_reads_the_state_of_the_model():
     assert evaluate(step, None, [{}, {}], 3.0) == 1.5  # pyright: ignore[reportArgumentType]
 
 
+def test_evaluation_is_at_most_a_few_batches_ahead():
+    class Sum(np.ndarray):
+        def block_until_ready(self):
+            seen.append(f"wait {float(self):g}")
+
+    def measured(params, batch, state=()):
+        seen.append(f"start {batch:g}")
+        return LossSums(np.array(batch).view(Sum), np.float32(1.0), {})  # pyright: ignore[reportArgumentType]
+
+    seen = []
+    evaluate(SimpleNamespace(measure=measured), None, [1.0, 2.0, 3.0, 4.0])  # pyright: ignore[reportArgumentType]
+    assert seen == ["start 1", "start 2", "start 3", "wait 1", "start 4", "wait 2"]
+
+
 def test_nothing_to_evaluate(model):
     step = spmdkit.build_step(model, optax.sgd(0.1), spmdkit.lay_out(model, {"data": 8}))
     empty = {**BATCH, "weights": np.zeros(ROWS, np.float32)}

@@ -46,6 +46,7 @@ def test_examples_that_are_mappings():
     assert set(splits.train[0]) == {"image", "targets/label", "targets/box", "weights"}
     assert take(splits.evaluation, np.array([1]))["targets/label"].tolist() == [5]
     assert splits.description == "list: 4 and 2 examples"
+    assert len(from_dataset(examples[:4], examples[4:], eval_fraction=0.5).train) == 4, "a given split counts"
 
 
 def test_some_are_held_out_by_their_number():

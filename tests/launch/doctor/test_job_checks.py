@@ -22,6 +22,8 @@ def test_every_part_names_its_variable():
         ("process 1 of 2 on its host", "SLURM_LOCALID"),
         ("identity: slurm 77.0 restart 0", "SLURM_JOB_ID"),
     ]
+    alone = job_checks.describe_job(Job("test", Address("host", 80), 1, 0))
+    assert "coordinator" not in {each.name for each in alone}, "a process alone needs none"
 
 
 def test_rejects_loopback_for_several_hosts():

@@ -142,7 +142,8 @@ def test_stopped_process_is_the_cause():
 def test_signals_and_success_have_no_cause():
     assert find_cause([Exit(0, 0), Exit(1, 0)], [[], []]) is None
     assert find_cause([Exit(0, -15, stopped=True)], [[]], was_asked=True) is None
-    assert find_cause([Exit(0, 75, stopped=True), Exit(1, 0)], [[], []], was_asked=True) is None
+    ended = (Exit(0, 75, stopped=True), Exit(1, 0))
+    assert [Outcome(ended, asked, ([], [])).cause is None for asked in (signal.SIGTERM, None)] == [True, False]
 
 
 def test_describe_end():

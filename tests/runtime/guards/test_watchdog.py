@@ -1,5 +1,6 @@
 """What counts as progress, how long what may take, and a process alone that makes none."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -55,6 +56,24 @@ def test_who_waits_for_a_slow_save_does_not_end_the_run():
     assert not deadlines.may_go_on(Note(6, "step", 5), waiting), "no longer deadline than its own"
     assert not Deadlines(Timeouts(step=0)).passed(Note(1, "step", 10**6)), "0 = for ever"
     assert Deadlines(Timeouts(step=0, evaluation=5)).may_go_on(Note(7, "step", 99), Note(7, "evaluation", 6))
+
+
+def test_the_stacks_are_dumped_late_if_a_deadline_is_set(monkeypatch):
+    timers = []
+    monkeypatch.setattr(module.faulthandler, "dump_traceback_later", lambda seconds, **_: timers.append(seconds))
+    for seconds in (0, 9):
+        Watchdog(Timeouts(step=seconds), Times(""), lambda: None, None)._set_timer(Note(2, "step", 0))
+    assert timers == [9 + module.DUMP_AFTER_SECONDS]
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"), [((6, "save"), True), ((8, "save"), False), ((6, "step"), False), (None, False)]
+)
+def test_only_a_process_behind_in_a_longer_phase_delays_the_end(other, expected, monkeypatch):
+    note = other and json.dumps([0.0, [*other, 11.0], []])
+    watchdog = Watchdog(Timeouts(step=10, save=30), Times(""), lambda: None, None)
+    client = SimpleNamespace(key_value_dir_get=lambda prefix: [(f"{prefix}1", note)])
+    assert watchdog._is_delayed_in_time(client, Note(7, "step", 11)) == expected
 
 
 def test_what_is_under_way_is_noted():

@@ -51,8 +51,8 @@ def test_pause_comes_after_the_next_step():
 def test_first_stop_request_wins():
     gate = Gate()
     gate.stop_after(7, "SIGTERM")
-    gate.stop_after(5, "early stopping")
-    gate.stop_after(9, "SIGINT")
+    for number, reason in ((5, "early stopping"), (5, "SIGHUP"), (9, "SIGINT")):
+        gate.stop_after(number, reason)
     assert gate.reason == "early stopping"
     assert [gate.passes(number) for number in (5, 6)] == [True, False]
 

@@ -11,6 +11,7 @@ from spmdkit.launch.launchers import LaunchJob, LaunchRequest, find_launcher
 from spmdkit.launch.slurm import batch_script, submit
 from spmdkit.launch.supervision.attempts import NotNow
 from spmdkit.mesh.errors import UserError
+from spmdkit.runtime import ownership
 from support.runs import write_config
 
 SIZES = {"nodes": 2, "processes_per_node": 2}
@@ -49,6 +50,16 @@ def test_returns_the_number_of_the_job(put_command, tmp_path, monkeypatch):
     monkeypatch.setenv("SPMDKIT_JOB_ADDRESSES", "elsewhere:1")
     assert submit(tmp_path / "slurm.sh") == "4711"
     assert "SPMDKIT_JOB_ADDRESSES" not in (tmp_path / "tools" / "env").read_text()
+
+
+def test_submits_nothing_for_a_directory_in_use(put_command, tmp_path, cli):
+    put_command("sbatch", out="4711")
+    config, run = write_config(tmp_path, launch=SIZES), tmp_path / "run"
+    run.mkdir()
+    parent = ownership.this_process()._replace(pid=os.getppid(), started=ownership.start_of(os.getppid()))
+    (run / ownership.NAME).write_text(json.dumps(parent._asdict()))
+    assert f"{run} is in use by" in cli(2, "launch", config, "run.simulate=2", "--on", "slurm").err
+    assert os.listdir(run) == [ownership.NAME]
 
 
 FAILED = "sbatch: error: Batch job submission failed: "

@@ -263,6 +263,13 @@ def test_policies_keep_the_activations_of_each_block(tensor, kept):
     assert [(peak(2, remat) - peak(1, remat)) / (positions * itemsize) for remat in POLICIES] == kept
 
 
+def test_zero_divides_the_state_of_the_optimizer():
+    """100 parameters of 2 bytes, and twice as many bytes of state: 400, or 100 on each of 4 devices."""
+    estimator = by_hand(DENSE, block_parameters=0, expert_parameters=0, outer_parameters=100)
+    whole, split = (estimator.peak_bytes(Candidate(mesh=(("data", 4),), zero=zero)) for zero in (0, 1))
+    assert whole - split == 300
+
+
 @pytest.mark.parametrize(
     ("options", "axis", "largest"),
     [
@@ -326,11 +333,14 @@ def fake_plan(seconds, peak, fits):
     }
 
 
-def test_the_smallest_correction_of_memory_counts():
+def test_compiled_steps_correct_candidates_of_their_kind():
     candidate, estimate, corrections = Candidate(mesh=(("fsdp", 8),)), Estimate(1.0, 100.0, {}, 0.0, 0.0), Corrections()
     for peak in (50, 90):
-        corrections.add(Row(candidate, estimate, search_module.Outcome(fake_plan(1.0, peak, True), "")))
-    assert corrections.may_fit(Row(candidate, estimate), 60)
+        corrections.add(Row(candidate, estimate, search_module.Outcome(fake_plan(3.0, peak, True), "")))
+    assert corrections.may_fit(Row(candidate, estimate), 60), "the smallest correction of memory counts"
+    rows = [Row(candidate, estimate), Row(Candidate(mesh=(("tensor", 8),)), estimate)]
+    [corrections.correct(row) for row in rows]
+    assert [row.step_seconds for row in rows] == [3.0, 1.0]
 
 
 class FakeCompilations(Compilations):

@@ -87,11 +87,13 @@ def test_takes_the_peak_of_the_card_for_any_dtype(monkeypatch):
     assert simulated(PRODUCT_OF_BYTES).step_seconds == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(("suffix", "flops"), [("", 1600), ("Backward", 4000)])
-def test_causal_attention_counts_half_of_its_scores(suffix, flops):
+@pytest.mark.parametrize(
+    ("suffix", "mask", "flops"), [("", "CAUSAL", 1600), ("Backward", "CAUSAL", 4000), ("", "NO_MASK", 3200)]
+)
+def test_causal_attention_counts_half_of_its_scores(suffix, mask, flops):
     """2 products of 10 x 10 scores and width 8, 2 x 2 x 100 x 8 / 2; backward has 5."""
     scores = '"intermediate_tensor_shape":{"dimensions":["1","1","10","10"]}'
-    config = f'{{"cudnn_fmha_backend_config":{{{scores},"mask_type":"CAUSAL"}}}}'
+    config = f'{{"cudnn_fmha_backend_config":{{{scores},"mask_type":"{mask}"}}}}'
     call = f'custom_call_target="__cudnn$fmhaSoftmax{suffix}", backend_config={config}'
     body = f"""  %x = bf16[1,10,1,8] parameter(0)
   ROOT %y = (bf16[1,10,1,8], u8[0]) custom-call(%x, %x, %x), {call}"""

@@ -73,13 +73,16 @@ def test_a_process_that_meets_no_other_reports_its_own_rank(rank, host, message,
     ("simulated", "has_gpus", "on_cpu"), [(None, True, False), (None, False, True), ("2", True, True)]
 )
 def test_devices_of_the_processes_are_gpus_unless_simulated(simulated, has_gpus, on_cpu, cli, monkeypatch):
-    found = []
+    found, on_host = [], []
     monkeypatch.setattr(findings, "has_accelerators", lambda: has_gpus)
+    monkeypatch.setattr(findings, "check_machine", lambda devices: on_host.append(devices) or [])
     monkeypatch.setattr(findings, "compare", lambda *_, **options: found.append(options["on_cpu"]) or [])
-    for name, value in job_environment("127.0.0.1:1", 2, 0, simulate=simulated).items():
+    for name, value in job_environment(
+        "127.0.0.1:1", 4, 0, simulate=simulated, local_rank=0, local_processes=3
+    ).items():
         monkeypatch.setenv(name, value)
     cli(0, "doctor")
-    assert found == [on_cpu]
+    assert (found, on_host) == ([on_cpu], [3 * int(simulated or 0)])
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])

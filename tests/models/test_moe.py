@@ -9,6 +9,8 @@ import reference
 from spmdkit.models import generate, load_model
 from spmdkit.models.moe import MixtureOfExperts, MoEConfig, moe
 from spmdkit.models.transformer import WHOLE, TransformerConfig
+from spmdkit.parallel.collectives import Collective
+from spmdkit.parallel.context import ContextConfig
 from spmdkit.parallel.model import ParallelContext
 from spmdkit.parallel.tensor import TensorConfig
 from support.small_transformers import make_batch
@@ -48,6 +50,15 @@ def test_devices_along_tensor_share_the_losses_of_their_rows():
         routed(SMALL, parallel=each)[2].loss_B for each in (WHOLE, ParallelContext(tensor=TensorConfig(size=2)))
     )
     np.testing.assert_allclose(2 * half, whole, rtol=1e-6)
+
+
+def test_devices_along_context_gather_the_choices_of_their_rows():
+    """2 experts of 4 bytes for each of 3 rows x 5 positions."""
+    parallel, shape = ParallelContext(context=ContextConfig(size=2)), jax.ShapeDtypeStruct((3, 5), np.int32)
+    moved = MixtureOfExperts(SMALL, parallel).traffic("block", {"inputs": shape}, "float32", "cpu")
+    choices = Collective("all-gather", ("context",), 1, 3 * 5 * 2 * 4)
+    assert choices in moved.forward
+    assert choices not in moved.backward
 
 
 @pytest.mark.parametrize("skew", [0.0, 20.0])

@@ -1,6 +1,7 @@
 """The residuals that each remat policy keeps, and the operations that it repeats."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,14 @@ from spmdkit.models import TransformerConfig, transformer
 from spmdkit.models.frozen import freeze, frozen_paths
 from spmdkit.parallel import FSDPConfig, lay_out
 from spmdkit.parallel.blocks.backward_gathers import find_backward_gathers
-from spmdkit.parallel.blocks.gathered_block import REMAT_POLICIES, remat_block, save_arithmetic
+from spmdkit.parallel.blocks.gathered_block import (
+    REMAT_POLICIES,
+    remat_block,
+    save_arithmetic,
+    save_narrowing_products,
+    save_products,
+)
+from spmdkit.parallel.xla.primitives import FUSED_ATTENTION
 from support import toy
 
 X, W = jnp.ones((2, 3)), jnp.ones((3, 3))
@@ -42,6 +50,13 @@ def test_each_policy_keeps_more():
     assert len(kept("none")) > len(kept("full"))
     assert remat_block(block, "none", makes_copies=False, in_loop=True) is block
     assert remat_block(block, "none", makes_copies=True, in_loop=True) is not block
+
+
+def test_results_of_fused_attention_are_kept_like_products():
+    """Its primitive exists only on GPUs."""
+    fused, other = (SimpleNamespace(name=name) for name in (FUSED_ATTENTION, "exp"))
+    for policy in (save_products, save_narrowing_products):
+        assert (policy(fused), policy(other)) == (True, False)
 
 
 NARROW = [(2, 8, 8), (2, 8, 8), *[(2, 8, 16)] * 3]

@@ -60,6 +60,14 @@ def test_finds_leak_of_later_tokens(who, packed):
     assert result.seen[1] > 1e-3
 
 
+def test_reports_the_largest_leak():
+    mix = CAUSAL.copy()
+    mix[2, 5], mix[6, 7] = 0.5, 0.01
+    seen = look_ahead(losses_of(mix), language(), 1e-9).seen
+    assert seen is not None
+    assert seen[0] == 4, "the losses up to position 4 depend most on the token after them"
+
+
 @pytest.mark.parametrize("mix", [CAUSAL, SEEING["the next"]], ids=["causal", "seeing"])
 def test_separates_leak_from_term_shared_by_row(mix):
     """Such as a router's loss, which counts every position of a row."""

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import yaml
 from spmdkit.launch.kubernetes import apply
+from spmdkit.launch.launchers import find_launcher
 from spmdkit.launch.supervision.attempts import NotNow
 from spmdkit.mesh.errors import UserError
 from support.runs import write_config
@@ -23,6 +24,11 @@ def test_dry_run_prints_the_manifest(small, cli):
     assert yaml.safe_load(config_map["data"]["config.yaml"])["train"]["steps"] == 3
     assert jobset["kind"] == "JobSet"
     assert jobset["spec"]["failurePolicy"]["maxRestarts"] == 2
+
+
+def test_takes_no_argument():
+    with pytest.raises(UserError, match="'kubernetes:gpu' is not valid"):
+        find_launcher("kubernetes:gpu")
 
 
 @pytest.mark.parametrize(("root", "in_pod"), [("/shared/code", "/shared/code"), ("/home/me", "/shared")])

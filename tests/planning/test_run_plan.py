@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 from spmdkit.configs import load_config
+from spmdkit.layouts.sizes import format_bytes
 from spmdkit.mesh import list_devices
 from spmdkit.planning import run_plan
 from spmdkit.planning.kernel_time import EFFICIENCY
@@ -81,6 +82,7 @@ def test_analytic_plan_has_the_state_of_each_device(without_compiler):
     kept = memory["parameters"] + memory["optimizer"] + memory["batch"]
     assert memory["peak_bytes"] == memory["analytic_peak_bytes"] >= kept + memory["gradients"]
     assert memory["headroom_bytes"] == round(0.95 * memory["capacity_bytes"]) - memory["peak_bytes"]
+    assert f"  headroom       {format_bytes(memory['headroom_bytes']):>10}   of the 95% that" in str(found)
     assert memory["fits"] is None
     assert "ANALYTIC" in str(found)
     assert "pip install 'spmdkit[targets]'" in str(found)

@@ -59,6 +59,12 @@ def test_kernel_moves_its_operands_and_its_result():
     assert found.communication_seconds == 0
 
 
+def test_slice_reads_and_writes_its_result_alone():
+    """400 bytes twice at 1 MB/s."""
+    found = simulated("  %x = f32[250] parameter(0)\n  ROOT %y = f32[100] slice(%x), slice={[0:100]}")
+    assert found.step_seconds == pytest.approx(0.8e-3)
+
+
 @pytest.mark.parametrize(("dtype", "seconds"), [("bf16", 2.0), ("f32", 4.0)])
 def test_matrix_product_takes_its_flops_at_the_peak_of_its_dtype(dtype, seconds):
     """100 x 100 x 100: 2 MFLOP."""

@@ -3,6 +3,7 @@
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 from spmdkit.launch.doctor import job_checks
 from spmdkit.launch.doctor.job_checks import Finding, check_coordinator, check_names, check_run_dir
@@ -39,8 +40,10 @@ def test_notes_a_proxy():
 
 
 def test_checks_the_run_dir(tmp_path, monkeypatch):
+    monkeypatch.setattr(job_checks.shutil, "disk_usage", lambda folder: SimpleNamespace(free=3 * 2**29))
     found = check_run_dir(tmp_path / "not" / "there")
     assert (found.name, found.level, list(tmp_path.iterdir())) == ("run.dir", "ok", [])
+    assert found.found.endswith("writable, 1.5 GiB free")
     assert job_checks.existing_part(tmp_path / "not" / "there" / "yet") == tmp_path
     (tmp_path / "file").write_text("")
     found = check_run_dir(tmp_path / "file" / "run")

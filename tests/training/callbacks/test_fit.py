@@ -34,6 +34,21 @@ def batch(step):
     return jax.device_put(rows, step.plan.batch_sharding())
 
 
+def test_callbacks_are_closed_after_an_error(step, batch):
+    closed = []
+
+    class Stream:
+        def on_step_begin(self, run):
+            raise OSError("gone")
+
+        def close(self):
+            closed.append("closed")
+
+    with pytest.raises(UserError, match="gone"):
+        fit(step, step.init(0), [batch], callbacks=[Stream()])
+    assert closed == ["closed"]
+
+
 @pytest.mark.slow
 def test_it_trains_to_the_end(step, batch, tmp_path):
     epochs = []

@@ -30,7 +30,9 @@ def test_csv_drops_lines_of_repeated_steps(tmp_path):
     assert not list(tmp_path.glob("*.partial"))
 
 
-@pytest.mark.parametrize("content", [b"name,age\nada,36\n", b"one line of notes", b"notes,\n", b"\xff\n"])
+@pytest.mark.parametrize(
+    "content", [b"name,age\nada,36\n", b"step,loss\n1,2\nx,3\n", b"one line of notes", b"notes,\n", b"\xff\n"]
+)
 def test_keeps_a_file_that_is_not_a_table_of_metrics(content, tmp_path):
     """The check comes first, before any callback is called."""
     (tmp_path / "metrics.csv").write_bytes(content)

@@ -50,7 +50,10 @@ def test_the_cause_that_orbax_wraps_decides():
 
 def test_out_of_memory_is_passed_on():
     for error in (MemoryError(), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")):
-        assert explain(FOLDER, error) is error
+        with pytest.raises(type(error)) as raised, damage.reading(FOLDER):
+            raise error
+        assert raised.value is error
+        assert error.__cause__ is None
 
 
 def test_a_reason_is_one_line_without_settings():

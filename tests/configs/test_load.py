@@ -187,10 +187,12 @@ def test_rejects_invalid_files(write, text, problem):
 
 
 @pytest.mark.parametrize(
-    ("policy", "skips"), [("stop", 0), ("skip", 3), ("skip\ntrain.most_not_finite=7", 7), ("roll_back", 0)]
+    ("policy", "skips", "rollbacks"),
+    [("stop", 0, 0), ("skip", 3, 0), ("skip\ntrain.most_not_finite=7", 7, 0), ("roll_back", 0, 3)],
 )
-def test_limits_skipped_updates_by_policy(policy, skips):
-    assert load_config("mlp", f"train.not_finite={policy}".splitlines()).train.max_skips == skips
+def test_limits_skipped_updates_and_rollbacks_by_policy(policy, skips, rollbacks):
+    train = load_config("mlp", f"train.not_finite={policy}".splitlines()).train
+    assert (train.max_skips, train.max_rollbacks) == (skips, rollbacks)
 
 
 def test_allows_rollbacks_with_a_fixed_loss_scale():

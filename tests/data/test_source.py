@@ -13,6 +13,7 @@ def test_take_stacks_examples_in_order():
     assert found["inputs"].tolist() == [[3, 4], [0, 1], [3, 4]]
     assert found["weights"].tolist() == [3.0, 0.0, 3.0]
     assert found["weights"].dtype == np.float32
+    assert take(ROWS, np.array([2]))["inputs"].tolist() == [[2, 3]]
 
 
 A = np.arange(12, dtype=np.int32)

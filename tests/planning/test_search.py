@@ -225,25 +225,30 @@ def test_kernels_hide_traffic(axis, accumulate, exposed):
 
 
 COLLECTIVES = {
-    ("data", "full"): [(1, "all-reduce", 8000)],
-    ("fsdp", "full"): [(4 * 2, "all-gather", 1000), (4, "reduce-scatter", 2000)],
-    ("expert", "none"): [(4 * 4, "all-to-all", 512)],  # a block of 8 rows for each of 4 experts
-    ("expert", "full"): [(4 * 6, "all-to-all", 512)],
-    ("tensor", "none"): [(4 * 4, "all-gather", 512), (4 * 4, "reduce-scatter", 512)],
-    ("tensor", "local"): [(4 * 4, "all-gather", 512), (4 * 4, "reduce-scatter", 512)],
-    ("tensor", "full"): [(4 * 6, "all-gather", 512), (4 * 5, "reduce-scatter", 512)],
-    ("context", "full"): [(36, "collective-permute", 256), (12, "collective-permute", 512), (1, "all-reduce", 8000)],
+    ("data", "full", "block"): [(1, "all-reduce", 8000)],
+    ("fsdp", "full", "block"): [(4 * 2, "all-gather", 1000), (4, "reduce-scatter", 2000)],
+    ("fsdp", "none", "step"): [(1, "all-gather", 4 * 1000), (4, "reduce-scatter", 2000)],
+    ("expert", "none", "block"): [(4 * 4, "all-to-all", 512)],  # a block of 8 rows for each of 4 experts
+    ("expert", "full", "block"): [(4 * 6, "all-to-all", 512)],
+    ("tensor", "none", "block"): [(4 * 4, "all-gather", 512), (4 * 4, "reduce-scatter", 512)],
+    ("tensor", "local", "block"): [(4 * 4, "all-gather", 512), (4 * 4, "reduce-scatter", 512)],
+    ("tensor", "full", "block"): [(4 * 6, "all-gather", 512), (4 * 5, "reduce-scatter", 512)],
+    ("context", "full", "block"): [
+        (36, "collective-permute", 256),
+        (12, "collective-permute", 512),
+        (1, "all-reduce", 8000),
+    ],
 }
 
 
-@pytest.mark.parametrize(("axis", "remat"), COLLECTIVES)
-def test_communication_is_that_of_each_block_and_of_the_gradients(axis, remat):
+@pytest.mark.parametrize(("axis", "remat", "keep"), COLLECTIVES)
+def test_communication_is_that_of_each_block_and_of_the_gradients(axis, remat, keep):
     """4 blocks of 500 parameters, 32 positions of width 8; gradients take 4 bytes, all else 2; `full` runs it again."""
     estimator = by_hand(EXPERTS, block_parameters=100, expert_parameters=400, outer_parameters=0)
-    found = estimator.estimate(Candidate(mesh=((axis, 4),), remat=remat)).communication
+    found = estimator.estimate(Candidate(mesh=((axis, 4),), remat=remat, keep=keep)).communication
     times = [
         count * collective_seconds(kind, size, [[0, 1, 2, 3]], estimator.target, EFFICIENCY)
-        for count, kind, size in COLLECTIVES[axis, remat]
+        for count, kind, size in COLLECTIVES[axis, remat, keep]
     ]
     assert found == pytest.approx(sum(times), rel=1e-9)
 

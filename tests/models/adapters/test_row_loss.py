@@ -45,5 +45,7 @@ def test_weights_are_of_rows_or_of_positions():
 def test_rejects_losses_not_per_row():
     with pytest.raises(UserError, match=r"loss returned an array of shape \(\) for 3 rows"):
         sums(lambda outputs, batch: jnp.mean(outputs), OUTPUTS, BATCH, "loss")
+    with pytest.raises(UserError, match=r"of shape \(3,\), and the batch has weights of shape \(3, 2\)"):
+        sums(lambda outputs, batch: outputs[:, 0], OUTPUTS, {"weights": TARGETS}, "loss")
     with pytest.raises(UserError, match=r"loss='squared_eror' is not a valid loss. Did you mean squared_error"):
         row_function("squared_eror", "loss")

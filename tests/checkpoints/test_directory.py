@@ -12,7 +12,7 @@ def make(folder, *names):
 
 
 def test_contents_sorts_directories_by_condition(tmp_path):
-    make(tmp_path, "40", "8", "012", "60.orbax-checkpoint-tmp", "damaged-20", "removed-10", "other")
+    make(tmp_path, "40", "8", "012", "60.orbax-checkpoint-tmp", "damaged-20", "removed-10", "undamaged-20")
     (tmp_path / "50").touch()
     assert contents(tmp_path) == ((8, 40), ("damaged-20",), ("60.orbax-checkpoint-tmp",), ("removed-10",))
     assert contents(tmp_path / "absent") == ((), (), (), ())

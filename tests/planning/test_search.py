@@ -268,6 +268,19 @@ def test_policies_keep_the_activations_of_each_block(tensor, kept):
     assert [(peak(2, remat) - peak(1, remat)) / (positions * itemsize) for remat in POLICIES] == kept
 
 
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_logits_count_for_each_token(tensor):
+    """32 positions, 4 bytes for each of 4,096 more words, and their gradients in half of that."""
+    mesh = (("tensor", tensor),) if tensor > 1 else ()
+    small, large = (
+        by_hand(replace(DENSE, vocabulary=words), block_parameters=0, expert_parameters=0, outer_parameters=0)
+        for words in (4096, 8192)
+    )
+    assert (
+        large.peak_bytes(Candidate(mesh=mesh)) - small.peak_bytes(Candidate(mesh=mesh)) == 1.5 * 32 * 4096 * 4 / tensor
+    )
+
+
 def test_zero_divides_the_state_of_the_optimizer():
     """100 parameters of 2 bytes, and twice as many bytes of state: 400, or 100 on each of 4 devices."""
     estimator = by_hand(DENSE, block_parameters=0, expert_parameters=0, outer_parameters=100)
@@ -346,6 +359,14 @@ def test_compiled_steps_correct_candidates_of_their_kind():
     rows = [Row(candidate, estimate), Row(Candidate(mesh=(("tensor", 8),)), estimate)]
     [corrections.correct(row) for row in rows]
     assert [row.step_seconds for row in rows] == [3.0, 1.0]
+
+
+@pytest.mark.parametrize(("gigabytes", "cores", "workers"), [(1, 8, 1), (13, 8, 2), (100, 8, 8)])
+def test_compilations_have_a_core_and_6_gib_each(gigabytes, cores, workers, monkeypatch):
+    names = {"SC_AVPHYS_PAGES": gigabytes * GIB // 4096, "SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**40}
+    monkeypatch.setattr(os, "sysconf", names.__getitem__)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(cores), raising=False)
+    assert search_module._workers() == workers
 
 
 class FakeCompilations(Compilations):

@@ -57,6 +57,8 @@ def test_array_is_drawn_with_its_parts_beside_the_mesh():
     assert held_parts(drawn) == {f"cpu:{i}": f"part {'ABCD'[i % 4]}" for i in range(8)}
     assert drawn["text"] == "16 × 8 float32 in 4 parts, each 16 × 2, 128 B, 2 copies"
     assert drawn["dims"] == ["16", "8 = 4 × 2 over fsdp"]
+    width = drawn["pieces"][0]["width"]
+    assert [(piece["x"], piece["y"]) for piece in drawn["pieces"]] == [(width * place, 0) for place in range(4)]
     html = render("array", drawn)
     colors = re.findall(r'<rect class="part" style="--h:([\d.]+)"', html)
     assert len(set(colors)) == html.count("<rect") == 4

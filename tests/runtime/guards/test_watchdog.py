@@ -193,7 +193,7 @@ def test_the_thread_that_trains_has_time_to_raise_an_error_itself(half_failed, m
     assert "step 2, " in str(results.failure())
 
 
-WAITS = "def waits(queue):\n    queue.get()\n"
+WAITS = "def waits(queue):\n    queue.get()\ndef calls(queue):\n    waits(queue)\n"
 """It stands in functions of Python's own."""
 
 
@@ -206,7 +206,7 @@ def test_a_thread_that_waits_in_a_library(name, shown, tmp_path):
     module: dict = {"__name__": "mine"}
     exec(compile(WAITS, str(tmp_path / name), "exec"), module)
     queue: Queue = Queue()
-    thread = threading.Thread(target=module["waits"], args=(queue,))
+    thread = threading.Thread(target=module["calls"], args=(queue,))
     thread.start()
     assert thread.ident is not None
     try:

@@ -21,6 +21,7 @@ from spmdkit.runtime.guards import watchdog as module
 from spmdkit.runtime.guards.progress_notes import Deadlines, Note
 from spmdkit.runtime.guards.watchdog import ClientWithTimeout, Unanswered, Watchdog, current_function
 from spmdkit.training.times import Times
+from support.processes import wait_for
 
 
 @pytest.mark.parametrize(
@@ -210,8 +211,7 @@ def test_a_thread_that_waits_in_a_library(name, shown, tmp_path):
     thread.start()
     assert thread.ident is not None
     try:
-        while current_function(thread.ident) != shown:
-            time.sleep(0.01)
+        wait_for(lambda: current_function(thread.ident) == shown, 10)
     finally:
         queue.put(None)
         thread.join()

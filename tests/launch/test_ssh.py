@@ -59,14 +59,15 @@ def test_client_gets_its_task_from_the_environment(folder):
     starts = [ssh.build_start(job, hosts, slot, 4000, "attempt", True) for slot in ssh.list_slots(hosts)]
     assert [start.command[:3] for start in starts] == [[sys.executable, "-I", "-S"]] * 3
     assert [start.command[4:6] for start in starts] == [["me@one", "ssh"]] * 2 + [["two", "ssh"]]
-    jobs = [json.loads(start.environment[VARIABLE]) for start in starts]
-    assert [job["environment"]["SPMDKIT_PROCESS_ID"] for job in jobs] == ["0", "1", "2"]
-    assert {job["environment"]["SPMDKIT_JOB_ID"] for job in jobs} == {"attempt"}
-    assert {job["environment"]["SPMDKIT_JOB_ADDRESSES"] for job in jobs} == {"10.0.0.1:4000"}
-    assert jobs[0]["environment"]["HF_TOKEN"] == "secret"
-    assert jobs[0]["command"][1:] == ["-P", "-m", "spmdkit", "train", "tiny.yaml", "--fresh"]
-    assert [job["directory"] for job in jobs] == [str(folder)] * 2 + ["~/data"]
-    assert len({job["token"] for job in jobs}) == 3
+    tasks = [json.loads(start.environment[VARIABLE]) for start in starts]
+    assert [task["environment"]["SPMDKIT_PROCESS_ID"] for task in tasks] == ["0", "1", "2"]
+    assert {task["environment"]["SPMDKIT_JOB_ID"] for task in tasks} == {"attempt"}
+    assert {task["environment"]["SPMDKIT_JOB_ADDRESSES"] for task in tasks} == {"10.0.0.1:4000"}
+    assert tasks[0]["environment"]["HF_TOKEN"] == "secret"
+    assert tasks[0]["command"][1:] == ["-P", "-m", "spmdkit", "train", "tiny.yaml", "--fresh"]
+    assert [task["directory"] for task in tasks] == [str(folder)] * 2 + ["~/data"]
+    assert len({task["token"] for task in tasks}) == 3
+    assert {each["silence"] for each in tasks} == {float(job.timeouts.heartbeat)}
     assert not any("secret" in word for start in starts for word in start.command), "others can read command lines"
 
 

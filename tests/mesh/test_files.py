@@ -44,15 +44,18 @@ def test_replaces_a_directory_by_a_directory(tmp_path):
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["out", "out/new"]
 
 
-def test_leaves_nothing_after_an_error_and_names_the_target(tmp_path):
-    def write():
-        with atomic_write(tmp_path / "out") as partial:
-            partial.write_text("half")
-            raise OSError(errno.ENOSPC, "No space left on device")
+def write_half(target, error):
+    with atomic_write(target) as partial:
+        partial.write_text("half")
+        raise error
 
+
+def test_leaves_nothing_after_an_error_and_names_the_target(tmp_path):
     with pytest.raises(OSError, match="No space left") as raised:
-        write()
+        write_half(tmp_path / "out", OSError(errno.ENOSPC, "No space left on device"))
     assert raised.value.filename == str(tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt):
+        write_half(tmp_path / "out", KeyboardInterrupt())
     assert list(tmp_path.iterdir()) == []
 
 

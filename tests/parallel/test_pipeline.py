@@ -9,7 +9,7 @@ import optax
 import pytest
 from spmdkit.parallel import FSDPConfig, census, verify
 from spmdkit.parallel.data import DataParallelConfig
-from spmdkit.parallel.pipeline import PipelineConfig
+from spmdkit.parallel.pipeline import PipelineConfig, make_pipeline
 from spmdkit.parallel.sharding.stored_order import stored_order
 from support import toy
 from support.pipelines import light
@@ -23,6 +23,10 @@ def test_embedding_and_head_split_over_stages_train_like_one_device():
     strategy = {"pipe": SPLIT, "fsdp": FSDP, "data": DataParallelConfig(size=2, zero=1)}
     result = verify(light(5), strategy, [toy.batch(0), toy.batch(1)], devices=toy.devices(8), clip_norm=0.05)
     assert result.ok, str(result)
+
+
+def test_microbatches_are_twice_the_stages_by_default():
+    assert make_pipeline(PipelineConfig(size=4), 8).schedule.microbatches == 8
 
 
 @cache

@@ -46,6 +46,8 @@ def test_messages_and_skipped_parts_take_time():
     """The first message passes all stages before the first backward begins."""
     without, _ = times("gpipe")
     assert times("gpipe", send=0.1)[0] >= without + 2 * (STAGES - 1) * 0.1
+    sent = times("1f1b", send=0.1)[0] - times("1f1b")[0]
+    assert sent <= 2 * (MICROBATCHES + STAGES) * 2 * 0.1, "both directions of an exchange once for each microbatch"
     assert times("gpipe", skip=0.01)[0] == pytest.approx(without + 105 * 2 * 0.01, abs=1.0)
 
 

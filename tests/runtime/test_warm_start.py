@@ -81,12 +81,13 @@ def test_other_shapes_are_named_or_drawn(old, tmp_path, cli):
     assert "blocks/mlp/up: float32[5, 16, 32] in the checkpoint, float32[5, 16, 48] in this run" in error
     assert "checkpoint.start_fresh" in error
     assert not (tmp_path / "run").exists()
-    assert "; initialized: blocks/mlp/" in cli(0, "train", config, "checkpoint.start_fresh=['blocks/mlp/.*']").out
+    fresh = ["run.seed=7", "checkpoint.start_fresh=['blocks/mlp/.*']"]
+    assert "; initialized: blocks/mlp/" in cli(0, "train", config, *fresh).out
     expected, found = params(old.parent / "run", tmp_path, "old"), params(tmp_path / "run", tmp_path, "new")
     kept = {path: array for path, array in expected.items() if "/mlp/" not in path}
     assert_same_arrays({path: found[path] for path in kept}, kept)
     drawn_config = new_config(old, tmp_path / "drawn", checkpoint={"every": 0}, model=WIDER)
-    train(drawn_config)
+    train(drawn_config, "run.seed=7")
     drawn = params(tmp_path / "drawn" / "run", tmp_path, "drawn")
     assert np.array_equal(found["blocks/mlp/up"], drawn["blocks/mlp/up"]), "as a run of the same seed draws it"
 

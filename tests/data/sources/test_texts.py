@@ -5,7 +5,15 @@ import pytest
 from spmdkit.data import BadDataError, DataConfig, open_splits
 from spmdkit.data.source import hash_fraction, memory_map_of
 from spmdkit.data.sources import texts
-from spmdkit.data.sources.texts import SEPARATOR, Document, join, read_tokens, split_documents, stdlib_files
+from spmdkit.data.sources.texts import (
+    MIN_HELD_OUT,
+    SEPARATOR,
+    Document,
+    join,
+    read_tokens,
+    split_documents,
+    stdlib_files,
+)
 
 
 def documents(count, size=10):
@@ -32,6 +40,13 @@ def test_a_few_documents_are_split_at_their_ends():
     assert [len(d.ids) for d in train] == [90] * 3
     assert [len(d.ids) for d in evaluation] == [10] * 3
     assert np.shares_memory(train[0].ids, train[0].ids.base)
+
+
+def test_a_few_held_out_documents_are_enough():
+    given = documents(400)
+    held_out = [document for document in given if document in split_documents(given, 0.1)[1]][:MIN_HELD_OUT]
+    others = [document for document in given if document in split_documents(given, 0.1)[0]][:50]
+    assert [d.key for d in split_documents([*held_out, *others], 0.1)[1]] == [d.key for d in held_out]
 
 
 def test_small_documents_become_one_stream_with_separators():

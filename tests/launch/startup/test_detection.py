@@ -36,6 +36,7 @@ from support.launch_cases import (
         (f"{HYDRA} PMI_JOBID=9 SLURM_JOB_NODELIST=n1", "PMI", f"127.0.0.1:{job_port('PMI 9')}", (0, 2), (0, 2)),
         (f"{HYDRA[:-1]}1 PMI_JOBID=9 SLURM_JOB_NODELIST=n[3-4]", "PMI", f"n3:{job_port('PMI 9')}", (0, 2), (0, 1)),
         (SLURM, "Slurm", f"n1:{job_port(SLURM_ID)}", (3, 5), (1, 2)),
+        (f"{SLURM} SLURM_STEP_NUM_TASKS=4", "Slurm", f"n1:{job_port(SLURM_ID)}", (3, 4), (1, 2)),
         (f"{SLURM} PMIX_RANK=3 PMIX_NAMESPACE=slurm.77", "Slurm", f"n1:{job_port(SLURM_ID)}", (3, 5), (1, 2)),
         (f"{SLURM} PMI_RANK=3 PMI_SIZE=5 PMI_JOBID=77.0", "PMI", f"n1:{job_port(SLURM_ID)}", (3, 5), (1, 2)),
         (SLURM.replace("n[1-2,7]", "n1"), "Slurm", f"127.0.0.1:{job_port(SLURM_ID)}", (3, 5), (1, None)),

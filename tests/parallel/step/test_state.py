@@ -10,7 +10,7 @@ import pytest
 from spmdkit.parallel import FSDPConfig
 from spmdkit.parallel.pipeline import PipelineConfig
 from spmdkit.parallel.sharding.stored_order import store_blocks, stored_order
-from spmdkit.parallel.step.state import place_params, reduce_model_state
+from spmdkit.parallel.step.state import StepMetrics, place_params, reduce_model_state, with_means
 from support import toy
 from support.verification import BLOCK_MODEL
 
@@ -25,6 +25,12 @@ def test_devices_agree_on_the_mean_of_numbers_and_the_maximum_of_counts():
     agree = partial(reduce_model_state, state=jax.tree.map(jnp.asarray, before), axes=("data",), typed=False)
     state = jax.vmap(agree, axis_name="data")(found)
     assert {name: leaf.tolist() for name, leaf in state.items()} == {"mean": [1.5, 1.5], "count": [5, 5]}
+
+
+def test_means_of_metrics_have_any_weight_and_are_0_without_one():
+    sums = {"light": (1.0, 0.5), "none": (0.0, 0.0)}
+    found = with_means(StepMetrics(1.0, 1.0, 1.0, sums))  # pyright: ignore[reportArgumentType]
+    assert {name: float(mean) for name, mean in found.model.items()} == {"light": 2.0, "none": 0.0}
 
 
 def test_an_abstract_state_is_that_of_the_first_one(step):

@@ -25,6 +25,8 @@ def test_csv_drops_lines_of_repeated_steps(tmp_path):
     play(CSVLog(), losses=[0.125], every=3, steps=5, folder=tmp_path)
     with (tmp_path / "metrics.csv").open("a") as file:
         file.write("6,6.0")  # killed in the midst of a line
+    play(CSVLog(), start=6, steps=8, folder=tmp_path)
+    assert [row["step"] for row in rows(tmp_path)] == ["1", "2", "3", "4", "5", "7", "8"]
     play(CSVLog(), start=2, steps=4, folder=tmp_path)
     assert [row["step"] for row in rows(tmp_path)] == ["1", "2", "3", "4"]
     assert not list(tmp_path.glob("*.partial"))

@@ -62,3 +62,10 @@ def test_evaluation_accepts_rows_that_training_rejects(rows):
     step = build_step(BLOCK_MODEL, optax.sgd(0.1), plan())
     shapes = jax.eval_shape(step.evaluate, step.abstract_state().params, toy.abstract(toy.batch(0, rows)))
     assert [leaf.shape for leaf in jax.tree.leaves(shapes)] == [(), ()]
+
+
+def test_evaluation_reads_every_row():
+    """7 rows are 7 microbatches or one, not 6."""
+    step = build_step(BLOCK_MODEL, optax.sgd(0.1), plan(size=2))
+    batch = toy.batch(0, 7)
+    assert step.measure(step.init(0).params, batch).weight == pytest.approx(batch["weights"].sum())

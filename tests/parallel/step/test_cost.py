@@ -9,9 +9,10 @@ from spmdkit.models.frozen import freeze, frozen_paths
 from spmdkit.models.moe import MoEConfig, moe
 from spmdkit.parallel import Model, build_step, census, lay_out
 from spmdkit.parallel.collectives import Collective, merge
+from spmdkit.parallel.pipeline import PipelineConfig
 from spmdkit.parallel.sharding.strategies import STRATEGIES, axes_that_split
 from spmdkit.parallel.step.composition import split_model
-from spmdkit.parallel.step.cost import step_cost, step_counts
+from spmdkit.parallel.step.cost import count_calls, step_cost, step_counts
 from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
 from support import toy
 
@@ -40,6 +41,15 @@ def test_microbatches_repeat_what_the_model_moves():
     key = ("collective-permute", ("context",))
     assert twice[key].count == 2 * once[key].count
     assert twice[key].bytes == once[key].bytes
+
+
+def test_a_table_that_embedding_and_head_share_has_the_gradients_of_both():
+    timetable = toy.plan({"pipe": PipelineConfig(size=2, microbatches=4)}, toy.BLOCK_MODEL).pipeline.timetable
+    apart, shared = (
+        count_calls(replace(toy.BLOCK_MODEL, head_reads=reads), 3, timetable).group_gradients
+        for reads in (("head",), ("embed", "head"))
+    )
+    assert shared == {"embed": apart["embed"] + apart["head"], "head": apart["head"]}
 
 
 def step_of(model, strategy, frozen=(), **options):

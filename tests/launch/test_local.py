@@ -4,6 +4,8 @@ import os
 import sys
 
 import pytest
+from spmdkit.launch import local
+from spmdkit.launch.launchers import LaunchRequest
 from spmdkit.launch.local import LocalTarget, worker_environment
 from support.runs import spmdkit, write_config
 
@@ -33,6 +35,13 @@ def test_mistake_found_by_a_worker_leaves_no_trace(tmp_path):
     assert "failed first: exit code 2. Its last lines are above; rank" in last
     assert ended.stderr.count("train.global_batch=10000") == 1
     assert not (tmp_path / "runs").exists()
+
+
+def test_restarts_are_not_fresh(tmp_path, monkeypatch):
+    attempts = []
+    monkeypatch.setattr(local, "run_attempts", lambda job, attempt: attempts.extend(map(attempt, (True, False))) or 0)
+    local.launch(LaunchRequest(str(write_config(tmp_path)), fresh=True), LocalTarget(2, 4))
+    assert ["--fresh" in attempt.starts[0].command for attempt in attempts] == [True, False]
 
 
 def test_dry_run_prints_commands_and_starts_nothing(tmp_path, cli):

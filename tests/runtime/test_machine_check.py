@@ -76,6 +76,7 @@ def test_every_piece_of_the_wrong_kind_is_named(tmp_path):
         (errno.ENOSPC, DirectoryUnavailable, 75),
         (errno.EROFS, DirectoryUnavailable, 75),
         (errno.EIO, DirectoryUnavailable, 75),
+        (errno.EDQUOT, DirectoryUnavailable, 75),
         (errno.EACCES, ValueError, 2),
     ],
 )

@@ -71,6 +71,12 @@ def test_refuses_another_setting(setting, value, says, when, ranks, tmp_path, mo
     assert f"\n  {setting}: {says}\n" in str(found.value)
 
 
+def test_refuses_another_seed(ranks):
+    ranks(**{"run.seed": "1"})
+    with pytest.raises(Disagreement, match=r"\n  run\.seed: 0 on rank 0, 1 on rank 1\n"):
+        agree_on_config({"run": {"seed": 0, "dir": "runs/a"}}, 1.0)
+
+
 def test_compares_only_the_modules_that_the_config_names(ranks, tmp_path, monkeypatch):
     config = load_config(write_config(tmp_path, model={"name": "net_of_mine:make"}))
     built = SimpleNamespace(**{**vars(BUILT), "config": config})

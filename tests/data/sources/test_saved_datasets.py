@@ -65,8 +65,9 @@ def test_reads_every_column_of_numbers(save):
         == "huggingface: Dataset: 3 examples with the columns image, label; without name (not numbers)"
     )
     assert splits.train[2]["image"].tolist() == [[0, 0], [9, 9]]
-    both = open_saved(files=(directory,), eval_files=(directory,), records="arrays")
-    assert len(both.evaluation) == 3
+    held_out = save("held-out", image=images[:1], label=[5])
+    both = open_saved(files=(directory,), eval_files=(held_out,), records="arrays")
+    assert (len(both.evaluation), both.evaluation[0]["label"]) == (1, 5)
 
 
 @pytest.mark.parametrize(

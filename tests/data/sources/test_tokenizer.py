@@ -83,6 +83,7 @@ def test_the_separator_of_the_config_wins(tmp_path):
     [
         ({"tokenizer": "nowhere"}, r"data\.tokenizer=.*nowhere does not exist"),
         ({"tokenizer": "rows.jsonl"}, r"rows\.jsonl cannot be read as a tokenizer"),
+        ({"separator": 300}, r"data\.separator=300 is not an id of .*tokenizer\.json, which are 0 \.\. 299"),
         ({"separator": 5000}, r"data\.separator=5000 is not an id of .*tokenizer\.json, which are 0 \.\. 299"),
         ({}, r"lacks a token that ends a document\. Set data\.separator"),
         ({"column": "ids", "separator": 3}, "the token id rows .* are token ids"),

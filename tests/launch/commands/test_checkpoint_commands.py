@@ -42,6 +42,12 @@ def test_exports_a_step(untrained, tmp_path, cli):
     np.testing.assert_array_equal(kernel, run.params["layers"][0]["kernel"])
 
 
+def test_averages_of_a_run_without_them_are_an_error(untrained, tmp_path, cli):
+    error = cli(2, "export", untrained.parent / "run", tmp_path / "model.safetensors", "--ema").err
+    assert "optimizer.ema" in error
+    assert not list(tmp_path.iterdir())
+
+
 def test_accepts_overrides_only_with_a_config(untrained, tmp_path, cli):
     run = untrained.parent / "run"
     assert main(["export", str(untrained), str(tmp_path / "model.safetensors"), f"run.dir={run}"]) == 0

@@ -38,20 +38,21 @@ def test_reports_trained_run(tmp_path, cli, monkeypatch):
     assert "run 4, other 2 steps" in (tmp_path / "compare.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe", "script", "log"])
+@pytest.mark.parametrize("kind", ["link", "pipe", "script", "log", "drawing"])
 def test_rejects_a_target_that_is_not_a_page(kind, tmp_path, cli):
     run, mine = tmp_path / "run", tmp_path / "mine.html"
     run.mkdir()
     (run / "config.yaml").write_text("train: {steps: 4}\n")
     (run / "metrics.jsonl").write_text('{"step": 4, "loss": 2.0}\n')
     mine.write_text("mine")
-    target = {"script": tmp_path / "train.py", "log": run / "metrics.jsonl"}.get(kind, tmp_path / "out.html")
+    names = {"script": tmp_path / "train.py", "log": run / "metrics.jsonl", "drawing": tmp_path / "mesh.svg"}
+    target = names.get(kind, tmp_path / "out.html")
     if kind == "link":
         target.symlink_to(mine)
     elif kind == "pipe":
         os.mkfifo(target)
-    elif kind == "script":
-        target.write_text("import jax")
+    elif kind in ("script", "drawing"):
+        target.write_text("import jax" if kind == "script" else "<svg></svg>")
     before = os.lstat(target).st_ino
     error = cli(2, "report", run, "--out", target).err
     assert error.startswith(("error: ", "--out"))

@@ -254,6 +254,16 @@ def test_bound_process_dies_if_its_parent_had_ended():
         assert (ended.returncode, ended.stdout) == (code, said)
 
 
+def test_processes_of_a_worker_are_not_bound_to_its_launcher(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        workers.ctypes, "CDLL", lambda _: SimpleNamespace(prctl=lambda *words: asked.append(words) or 0)
+    )
+    monkeypatch.setenv(BOUND_VARIABLE, str(os.getppid()))
+    assert [bind_to_parent(), bind_to_parent()] == [True, False]
+    assert len(asked) == 1
+
+
 def test_ports_differ_while_taken():
     with socket.socket() as server:
         server.bind(("", free_port()))

@@ -137,7 +137,9 @@ def test_muon_has_momentum_by_default():
             updates, state = update(stacked_params(seed), state, params)
         return jax.device_get(updates)
 
-    jax.tree.map(np.testing.assert_array_equal, third_update(), third_update(momentum=0.95))
+    by_default, none = third_update(), third_update(momentum=0.0)
+    jax.tree.map(np.testing.assert_array_equal, by_default, third_update(momentum=0.95))
+    assert any(map(np.any, jax.tree.leaves(jax.tree.map(np.subtract, by_default, none))))
 
 
 @pytest.mark.parametrize("axes", [(0, 1, 2), (0, 2, 1)], ids=["wide", "tall"])

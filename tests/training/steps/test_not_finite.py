@@ -59,7 +59,7 @@ NAN = {"w": jnp.full((2,), np.nan)}
         ({"extra": Copies(NAN, {"w": jnp.zeros(2)})}, r"what strategy\.data .*\(TrainState\.extra\.copies\) is not"),
     ],
 )
-def test_detects_a_non_finite_state_before_a_pause(changes, message):
+def test_detects_a_non_finite_state_before_a_pause_or_stop(changes, message):
     step, paused = PretendStep(), []
 
     def call(state, batch):
@@ -74,5 +74,14 @@ def test_detects_a_non_finite_state_before_a_pause(changes, message):
             pause_at=lambda number: number % 2 == 0,
             on_pause=lambda number, state: paused.append(number) or {},
             after_pause=lambda number, state: paused.append(number),
+        )
+    assert paused == [2, 2]
+    with pytest.raises(Diverged, match=f"Step 4: {message}"):
+        run_steps(
+            call,  # pyright: ignore[reportArgumentType]
+            first_state(),
+            [{}] * 6,
+            may_start=lambda number: number < 5,
+            on_stop=lambda number, state: paused.append(number),
         )
     assert paused == [2, 2]

@@ -51,6 +51,8 @@ def test_empty_evaluation_split(corpus):
         open_splits(config(corpus, eval_fraction=1e-5))
     assert open_splits(config(corpus, eval_fraction=0.0)).evaluation is None
     (corpus / "short.eval").write_text("short")
+    with pytest.raises(ValueError, match=r"data\.eval_files: no file matches"):
+        open_splits(config(corpus, eval_files=(f"{corpus}/nowhere",)))
     with pytest.raises(ValueError, match=r"the evaluation split \(data\.eval_files\) has 6 tokens"):
         open_splits(config(corpus, eval_files=(f"{corpus}/*.eval",)))
 

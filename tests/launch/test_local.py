@@ -44,6 +44,15 @@ def test_restarts_are_not_fresh(tmp_path, monkeypatch):
     assert ["--fresh" in attempt.starts[0].command for attempt in attempts] == [True, False]
 
 
+def test_a_run_goes_on_where_it_is_now(tmp_path, cli):
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    write_config(tmp_path).rename(moved / "config.yaml")
+    (moved / "metrics.jsonl").touch()
+    printed = cli(0, "launch", moved, "--on", "local:2x4", "--dry-run").out
+    assert f" train {moved / 'config.yaml'} 'run.dir=\"{moved}\"'\n" in printed
+
+
 def test_dry_run_prints_commands_and_starts_nothing(tmp_path, cli):
     config = write_config(tmp_path)
     printed = cli(0, "launch", config, "train.steps=3", "--on", "local:2x4", "--dry-run").out

@@ -6,10 +6,11 @@ import jax
 import numpy as np
 import pytest
 from spmdkit.configs import ConfigError, load_config
+from spmdkit.configs.schema import RunConfig
 from spmdkit.data import Splits, from_arrays, open_splits
 from spmdkit.data.value_ranges import Limit, Limits
 from spmdkit.mesh.errors import UserError
-from spmdkit.parallel import BlockModel
+from spmdkit.parallel import BlockModel, Precision
 from spmdkit.runtime import build_run
 from spmdkit.runtime.build_run import build, choose_evenly, data_facts, model_limits, prepare_devices
 from support.runs import write_config, write_language_config
@@ -33,6 +34,14 @@ def test_chooses_as_many_devices_of_each_process(monkeypatch):
     monkeypatch.setattr(build_run, "physical_order", lambda _: devices)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     assert choose_evenly(4) == ["cpu:0", "cpu:1", "cpu:4", "cpu:5"]
+
+
+def test_devices_of_the_launcher_replace_those_of_the_config(monkeypatch):
+    simulated = []
+    monkeypatch.setattr(build_run, "simulate", simulated.append)
+    for instead in (4, None):
+        prepare_devices(RunConfig(simulate=8), Precision(), instead)
+    assert simulated == [4, 8]
 
 
 def test_only_numbers_are_features():

@@ -18,6 +18,12 @@ def part(number, size, **more):
     return from_arrays(arrays, arrays)
 
 
+def test_a_part_may_replace_a_value_by_zero():
+    parts = (MixturePart(source="stdlib", weight=1, eval_fraction=0.0), MixturePart(source="stdlib", weight=1))
+    config = DataConfig(source="mixture", eval_fraction=0.1, mixture=parts)
+    assert [part_config(config, number).eval_fraction for number in (0, 1)] == [0.0, 0.1]
+
+
 @pytest.fixture
 def mixed():
     return mix([(part(index, size), weight) for index, (size, weight) in enumerate(zip(SIZES, (5, 3, 2), strict=True))])

@@ -172,6 +172,14 @@ def test_generate_prints_text_or_json(cli):
     assert found == {"run": "runs/mine", "step": 4, "tokens": [97, 27], "text": "a\x1b"}
 
 
+@pytest.mark.usefixtures("run_of_three_rows")
+def test_zero_is_a_temperature_and_a_seed(cli, monkeypatch):
+    opened, open_run = [], model_commands.open_run
+    monkeypatch.setattr(model_commands, "open_run", lambda given: opened.extend(given.overrides) or open_run(given))
+    cli(0, "generate", "runs/mine", "--temperature", "0", "--seed", "0")
+    assert opened == ["sample.temperature=0.0", "run.seed=0"]
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -1,15 +1,16 @@
 """The layout table: trees, totals, text, plain data."""
 
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from spmdkit.layouts import LayoutMap, LayoutTable, resolve
+from spmdkit.layouts import LayoutMap, LayoutTable, TensorLayout, resolve
 from spmdkit.layouts.sizes import RowSplit, array_bytes, format_bytes
-from spmdkit.layouts.table import MAX_ROWS, MAX_WIDTH
+from spmdkit.layouts.table import MAX_ROWS, MAX_WIDTH, stacks_of
 from spmdkit.mesh import DeviceMesh
 
 TEXT = """\
@@ -34,6 +35,12 @@ def make_table(mesh: DeviceMesh) -> LayoutTable:
 
 def test_text(canonical):
     assert str(make_table(canonical)) == repr(make_table(canonical)) == TEXT
+
+
+def test_numbered_parameters_of_different_layouts_have_their_own_lines(canonical):
+    rows = [row for row in make_table(canonical).rows if row.path in ("blocks/0/q", "blocks/1/q")]
+    assert len(stacks_of(rows)) == 1
+    assert len(stacks_of([rows[0], replace(rows[1], layout=TensorLayout((None, None), canonical))])) == 2
 
 
 def test_trees(canonical):

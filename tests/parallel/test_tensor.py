@@ -99,11 +99,14 @@ def test_weights_of_key_value_heads_are_split_only_where_whole_heads_are():
         ({"length": 18}, 4,
          "data.length=18: 18 positions on each device along context cannot be split over strategy.tensor=4: 18 % 4 = "
          "2. Set data.length to a multiple of 4."),
+        ({"length": 12}, {"tensor": 4, "context": 2},
+         "data.length=12: 6 positions on each device along context cannot be split over strategy.tensor=4: 6 % 4 = "
+         "2. Set data.length to a multiple of 16."),
     ],
 )  # fmt: skip
 def test_rejects_indivisible_sizes(changes, size, problem):
     with pytest.raises(ValueError) as raised:
-        toy.plan({"tensor": size}, model(**changes))
+        toy.plan(size if isinstance(size, dict) else {"tensor": size}, model(**changes))
     assert str(raised.value) == problem
 
 

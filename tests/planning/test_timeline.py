@@ -65,6 +65,15 @@ def test_slice_reads_and_writes_its_result_alone():
     assert found.step_seconds == pytest.approx(0.8e-3)
 
 
+def test_update_of_a_slice_writes_it_alone():
+    """200 bytes read and written in place at 1 MB/s."""
+    body = """  %x = f32[250] parameter(0)
+  %part = f32[50] parameter(1)
+  %start = s32[] parameter(2)
+  ROOT %y = f32[250] dynamic-update-slice(%x, %part, %start)"""
+    assert simulated(body).step_seconds == pytest.approx(0.4e-3)
+
+
 @pytest.mark.parametrize(("dtype", "seconds"), [("bf16", 2.0), ("f32", 4.0)])
 def test_matrix_product_takes_its_flops_at_the_peak_of_its_dtype(dtype, seconds):
     """100 x 100 x 100: 2 MFLOP."""

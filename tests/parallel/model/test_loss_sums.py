@@ -26,7 +26,7 @@ def test_metrics_get_their_whole_names_and_at_least_float32():
 def test_sums_are_as_wide_as_gradients(float64):
     found = as_sums((ONE, TWO, {"accuracy": (ONE, TWO)}), "float64")
     assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("float64")}
-    assert as_sums((ONE, TWO), "bfloat16").total.dtype == jnp.float32
+    assert as_sums((jnp.bfloat16(1), TWO), "bfloat16").total.dtype == jnp.float32
 
 
 @pytest.mark.parametrize(

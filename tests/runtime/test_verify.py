@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow_except(
     "test_weights_are_ragged_and_no_row_is_without",
     "test_devices_are_those_that_the_strategy_needs",
     "test_compares_as_the_run_trains",
+    "test_compares_on_the_devices_that_the_config_simulates",
 )
 
 DEVICES = [f"cpu:{number}" for number in range(8)]
@@ -192,6 +193,14 @@ def test_compares_as_the_run_trains(tmp_path, monkeypatch):
     for batch, start in ((first, 0), (second, 16)):
         assert np.array_equal(batch["inputs"], [rows[start + row]["inputs"] for row in range(16)])
     assert (given["clip_norm"], given["seed"], given["reduced"], given["averages"]) == (0.5, 3, {}, None)
+
+
+@pytest.mark.parametrize(("simulate", "count"), [(4, 4), (0, 8)])
+def test_compares_on_the_devices_that_the_config_simulates(simulate, count, tmp_path, monkeypatch):
+    config = load_config(write_config(tmp_path, strategy={"data": -1}, run={"simulate": simulate}))
+    monkeypatch.setattr(verify_file, "simulate_devices", lambda sizes, default: pytest.fail(f"{default} devices"))
+    with pytest.raises(pytest.fail.Exception, match=f"^{count} devices"):
+        verify_file.verify_config(config)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from spmdkit.models.catalog import load_model
 from spmdkit.models.generation import generate
 from spmdkit.parallel.model import Model
 from spmdkit.runtime import finish
+from spmdkit.runtime.loading import loaded_run
 from spmdkit.runtime.loading.loaded_run import LoadedRun
 from spmdkit.runtime.provenance import Provenance, to_json
 from support.runs import leave_run, train, whole, write_config, write_language_config
@@ -143,6 +144,14 @@ def test_text_of_a_language_model(staged):
         run.generate("mesh ", length=0)
 
 
+def test_exports_the_averages_that_it_was_loaded_with(monkeypatch):
+    exported = []
+    monkeypatch.setattr(loaded_run, "export", lambda *given, **options: exported.append((given, options)))
+    for ema in (True, False):
+        LoadedRun.export(SimpleNamespace(_stored="stored", ema=ema), "out.npz")  # pyright: ignore[reportArgumentType]
+    assert [(given[0], options["ema"]) for given, options in exported] == [("stored", True), ("stored", False)]
+
+
 @pytest.mark.slow
 def test_tokens_that_are_no_bytes(tmp_path):
     tokens = np.random.default_rng(0).integers(0, 60, (64, 9)).astype(np.int32)
@@ -151,6 +160,8 @@ def test_tokens_that_are_no_bytes(tmp_path):
     config = write_config(tmp_path, model={**TRANSFORMER, "layers": 1}, data=data, strategy={"data": 8})
     run = spmdkit.load_run(leave_run(config, steps=(4,)), mesh={})
     assert run.generate("17 4, 25", length=2, seed=1) == run.generate([17, 4, 25], length=2, seed=1)
+    other_seed = spmdkit.load_run(run.folder, changes=["run.seed=5"], mesh={})
+    assert other_seed.generate([17, 4], length=8, seed=0) == run.generate([17, 4], length=8)
     assert run.text([17, 4]) == "17 4"
     assert len(run.generate([17, 4], length=3)) == 5
     assert len(run.generate(length=3)) == 3

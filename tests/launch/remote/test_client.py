@@ -82,14 +82,6 @@ def test_signal_before_the_connection_starts_nothing(tmp_path, monkeypatch):
     assert not (tmp_path / "began").exists()
 
 
-def test_an_agent_that_has_answered_may_run_for_ever(monkeypatch):
-    timers, timer = [], client.threading.Timer
-    monkeypatch.setattr(client.threading, "Timer", lambda *given: timers.append(timer(*given)) or timers[-1])
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    assert client.Client("gpu1", SSH, job("exit(3)")).run() == 3
-    assert [each.finished.is_set() for each in timers] == [True]
-
-
 @pytest.mark.parametrize("whole_group", [True, False])
 def test_kills_the_process_if_it_is_killed(whole_group, tmp_path):
     process = start(waiting(tmp_path / "pid"))

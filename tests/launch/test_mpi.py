@@ -88,6 +88,7 @@ def test_find_coordinator(hostfile, monkeypatch):
     hostfile.write_text("localhost\nnode2\n")
     monkeypatch.setattr(mpi.socket, "gethostname", lambda: "here.example.org")
     assert find_coordinator(2, str(hostfile), "7") == "here.example.org:7", "others do not reach localhost"
+    assert find_coordinator(1, str(hostfile), "7") == "127.0.0.1:7", "the other host is not needed"
     hostfile.write_text("localhost\nhere\n")
     assert find_coordinator(2, str(hostfile), "7") == "127.0.0.1:7"
 

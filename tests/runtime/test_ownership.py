@@ -15,6 +15,7 @@ import pytest
 from spmdkit.runtime import ownership
 from spmdkit.runtime.ownership import NAME, DirectoryInUse, Ownership, OwnershipLost, refuse_if_in_use
 from support.interleaving import Killed, interleave, pass_turn
+from support.processes import process_state, wait_for
 from support.runs import command, environment, trained, write_config
 
 ELSEWHERE = {"host": "other", "place": "other boot pid:[1]", "pid": 7, "started": "1", "since": "then", "token": "t"}
@@ -69,6 +70,8 @@ def test_a_process_of_this_machine_that_is_there_keeps_it(tmp_path):
         assert time.monotonic() - before < 0.5, "nobody waits for what is known"
     finally:
         sleeper.kill()
+        wait_for(lambda: not process_state(sleeper.pid), 10)
+        refuse_if_in_use(tmp_path)  # a zombie
         sleeper.wait()
     refuse_if_in_use(tmp_path)
     assert not taken(tmp_path)

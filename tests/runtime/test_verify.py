@@ -162,8 +162,9 @@ def test_token_ids_are_folded_into_a_smaller_vocabulary(tmp_path):
     np.save(tmp_path / "ids.npy", ids)
     data = {"source": "tokens", "files": [str(tmp_path / "ids.npy")], "length": 64, "vocabulary": 2000}
     model = {"name": "transformer", "layers": 2, "width": 16, "heads": 2}
-    config = load_config(write_config(tmp_path, model=model, data=data))
+    config = load_config(write_config(tmp_path, model=model, data=data), ["train.clip_norm=0"])
     reduced = reduce_config(config, FLOAT64, DEVICES)
+    assert reduced.config.train.clip_norm == 0, "clipping that is off stays off"
     vocabulary = reduced.config.model["vocabulary"]
     assert reduced.changes["model.vocabulary"] == (2000, vocabulary)
     assert vocabulary < 300

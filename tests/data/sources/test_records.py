@@ -1,5 +1,6 @@
 """ArrayRecord: texts, token ids and examples; damaged records are named, and left out where that is allowed."""
 
+import errno
 import io
 from pathlib import Path
 
@@ -84,7 +85,9 @@ def test_some_are_held_out(examples):
 
 def test_other_files_for_evaluation(examples, tmp_path):
     held_out = write(tmp_path / "e.array_record", [packed(**example(99))])
-    assert open_records(examples, eval_files=(held_out,)).evaluation[0]["inputs"].tolist() == [99] * 3
+    splits = open_records(examples, eval_files=(held_out,))
+    assert splits.evaluation[0]["inputs"].tolist() == [99] * 3
+    assert [len(each) for each in (splits.train, splits.evaluation)] == [NUMBER, 1]
     other = write(tmp_path / "o.array_record", [packed(inputs=np.zeros(4))])
     with pytest.raises(ValueError, match=r"training records are .*, but evaluation records "):
         open_records(examples, eval_files=(other,))
@@ -112,6 +115,17 @@ def test_a_damaged_record_counts_for_nothing_where_that_is_allowed(examples, sha
     (said,) = capsys.readouterr().err.splitlines()  # once, however often it is read
     assert said.startswith(f"data: left out {examples[0]}, record 5: it cannot be read: ")
     assert said.endswith("(1 bad record so far, data.bad_records=1)")
+
+
+def test_an_error_of_the_machine_is_not_a_bad_record(examples, monkeypatch):
+    source = open_records(examples, bad_records=1).train
+
+    def fail(index):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(source, "_records", source._records._replace(read=fail))
+    with pytest.raises(OSError, match="Input/output error"):
+        source[3]
 
 
 def test_the_form_is_that_of_the_first_record_that_can_be_read(examples):

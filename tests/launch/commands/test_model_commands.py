@@ -1,5 +1,6 @@
 """`spmdkit evaluate`, `predict` and `generate` from the command line."""
 
+import argparse
 import json
 import shutil
 from contextlib import nullcontext
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 from spmdkit.launch.cli import main
 from spmdkit.launch.commands import model_commands
+from spmdkit.launch.commands.command import open_run
 from spmdkit.launch.commands.model_commands import split_prompt
 from spmdkit.mesh import processes
+from spmdkit.runtime.loading import load_run
 from support.processes import start_each, wait
 from support.runs import leave_run, write_language_config
 
@@ -170,6 +173,13 @@ def test_generate_prints_text_or_json(cli):
     assert cli(0, "generate", "runs/mine").out == "a\\x1b\n"
     found = json.loads(cli(0, "generate", "runs/mine", "--json").out)
     assert found == {"run": "runs/mine", "step": 4, "tokens": [97, 27], "text": "a\x1b"}
+
+
+@pytest.mark.parametrize("ema", [True, False])
+def test_opens_the_averages_if_they_are_asked_for(ema, monkeypatch):
+    monkeypatch.setattr(load_run, "loaded", lambda *given, **options: (given, options["ema"]))
+    arguments = argparse.Namespace(place="runs/mine", step=4, overrides=[], ema=ema)
+    assert open_run(arguments) == (("runs/mine", 4, []), ema)
 
 
 @pytest.mark.usefixtures("run_of_three_rows")

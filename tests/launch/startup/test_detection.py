@@ -20,6 +20,8 @@ from support.launch_cases import (
     variables,
 )
 
+OTHER_RANK = SLURM.replace("SLURM_NTASKS=5 SLURM_PROCID=3", "SLURM_NTASKS=4 SLURM_PROCID=2")
+
 
 @pytest.mark.parametrize(
     ("text", "source", "address", "who", "local"),
@@ -43,6 +45,7 @@ from support.launch_cases import (
         (f"{SLURM} JAX_COORDINATOR_ADDRESS=n1:5", "Slurm", "n1:5", (3, 5), (1, 2)),
         (f"{SLURM} SPMDKIT_NUM_PROCESSES=5", "Slurm", f"n1:{job_port(SLURM_ID)}", (3, 5), (1, 2)),
         (f"{SLURM} {OPEN_MPI}", "Open MPI", f"127.0.0.1:{job_port('Open MPI 675479553')}", (1, 2), (1, 2)),
+        (f"{OURS} {OTHER_RANK}", "SPMDKIT_*", "host0:1234", (3, 4), (None, None)),
         (f"{BATCH} {OURS}", "SPMDKIT_*", "host0:1234", (3, 4), (None, None)),
         (POD_VARIABLES, "Kubernetes", "run-0.run:8476", (1, 2), (None, None)),
     ],

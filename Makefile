@@ -31,7 +31,7 @@ test: $(VENV)/.test  ## run the test suite; ARGS= are passed to pytest, WORKERS=
 test-equivalence: $(VENV)/.test  ## compare every strategy and product with one device, in float64 and float32: 7 minutes
 	$(PYTEST) -m table tests/parallel/test_equivalence.py $(ARGS)
 
-test-quick: $(VENV)/.test  ## run the tests that are neither slow nor multiprocess: 3 minutes
+test-quick: $(VENV)/.test  ## run the tests that are neither slow nor multiprocess: 2 minutes
 	$(PYTEST) -m "not slow and not multiprocess and not long and not table and not faults and not cluster and not targets and not libraries" $(ARGS)
 
 test-long: $(VENV)/.test  ## run the tests marked long, which `make test` leaves out: 8 minutes

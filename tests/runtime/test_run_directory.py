@@ -1,6 +1,7 @@
 """Which folders a run may go on in."""
 
 import errno
+import os
 import stat
 from pathlib import Path
 from types import SimpleNamespace
@@ -169,9 +170,13 @@ def test_a_config_of_the_users_own_is_not_overwritten(tmp_path):
 
 
 @pytest.mark.parametrize(("variable", "mode"), [("HF_TOKEN", 0o600), ("NCCL_DEBUG", 0o644)])
-def test_a_config_with_secrets_is_readable_for_its_owner_alone(variable, mode, tmp_path):
+def test_only_a_config_with_secrets_is_private(variable, mode, tmp_path):
     loaded = load_config(write_config(tmp_path, launch={"environment": {variable: "abc"}}))
-    write_resolved(loaded, adopt_directory(loaded))
+    before = os.umask(0o022)
+    try:
+        write_resolved(loaded, adopt_directory(loaded))
+    finally:
+        os.umask(before)
     assert stat.S_IMODE((tmp_path / "run" / "config.yaml").stat().st_mode) == mode
 
 

@@ -163,11 +163,12 @@ def test_a_process_that_cannot_start_refuses_all(ranks, failing, is_first):
 
 
 def test_refuses_only_its_own_processes_and_only_for_a_while(ranks, monkeypatch):
-    monkeypatch.setattr(rendezvous, "REFUSING_SECONDS", 1.5)
+    monkeypatch.setattr(rendezvous, "REFUSING_SECONDS", 2.5)
     failing = ranks.pool.submit(announce_failure, ranks.job, "model.width=7", say=ranks.said.append)
+    ranks.wait_until_here()
     stranger = ranks.start(1, identity="stale", seconds=1)
     with pytest.raises(PortTaken, match="a program that is not rank 0 of this run answers"):
-        stranger.result(10)
+        stranger.result(15)
     failing.result(10)
 
 

@@ -254,6 +254,7 @@ def test_bound_process_dies_if_its_parent_had_ended():
         assert (ended.returncode, ended.stdout) == (code, said)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal exists on Linux alone")
 def test_processes_of_a_worker_are_not_bound_to_its_launcher(monkeypatch):
     asked = []
     monkeypatch.setattr(

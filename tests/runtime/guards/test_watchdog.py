@@ -70,7 +70,7 @@ def test_the_stacks_are_dumped_late_if_a_deadline_is_set(monkeypatch):
 @pytest.mark.parametrize(
     ("other", "expected"), [((6, "save"), True), ((8, "save"), False), ((6, "step"), False), (None, False)]
 )
-def test_only_a_process_behind_in_a_longer_phase_delays_the_end(other, expected, monkeypatch):
+def test_only_a_process_behind_in_a_longer_phase_delays_the_end(other, expected):
     note = other and json.dumps([0.0, [*other, 11.0], []])
     watchdog = Watchdog(Timeouts(step=10, save=30), Times(""), lambda: None, None)
     client = SimpleNamespace(key_value_dir_get=lambda prefix: [(f"{prefix}1", note)])

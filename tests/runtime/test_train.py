@@ -131,6 +131,8 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path, cli, monkeypat
     assert listing(tmp_path) == before
     train(config, "run.seed=3", code=2)
     assert listing(tmp_path) == before
+    (tmp_path / "run" / "provenance.json").write_text("{")  # --fresh does not read what it moves
+    before = listing(tmp_path)
     assert (
         f"Moved the run in {tmp_path / 'run'} to {tmp_path / 'run.old-1'}: checkpoints, metrics.jsonl, report.html, "
         in cli(0, "train", config, "run.seed=3", "--fresh").out

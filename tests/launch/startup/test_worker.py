@@ -1,6 +1,7 @@
 """Joining and leaving a run of several real processes, started by the launcher."""
 
 import os
+import subprocess
 import sys
 import time
 
@@ -62,6 +63,24 @@ def test_joins_and_leaves_a_run_of_several(monkeypatch):
     seconds = {"initialization_timeout": 1, "heartbeat_timeout_seconds": 20, "shutdown_timeout_seconds": 3}
     setting = ("jax_enable_preemption_service", False)
     assert calls == [setting, {**seconds, "run": "runs/mine"}, "joined", "left"]
+
+
+def test_what_was_printed_before_an_error_is_not_lost():
+    """The process ends without the cleanup that would write the buffers of a pipe."""
+    program = """
+from spmdkit.launch.startup import worker
+from spmdkit.mesh.errors import UserError
+worker.count_processes = lambda: 2
+worker.initialize = lambda **options: print("step 41")
+with worker.joins_processes(worker.Timeouts()):
+    raise UserError("no room")
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (2, "step 41\n"), ended.stderr
+    assert "error: no room" in ended.stderr
 
 
 @pytest.mark.multiprocess

@@ -12,9 +12,10 @@ from spmdkit.launch.cli import main
 from spmdkit.mesh.processes import local_copy
 from spmdkit.parallel.step.train_step import Step
 from spmdkit.runtime.build_run import build
-from spmdkit.runtime.goodput import read_goodput
+from spmdkit.runtime.goodput import GOODPUT, Ledger, ledger_lines, read_goodput
 from spmdkit.runtime.guards.guards import Guards
 from spmdkit.runtime.guards.replica_guard import ReplicasDiffer
+from spmdkit.training.steps.late_log import RUN_AHEAD
 from support.faults import flip_in
 from support.runs import metrics, write_config
 
@@ -46,6 +47,18 @@ def test_what_is_off_stands_in_no_ones_way(tmp_path):
     guards._replicas = SimpleNamespace(forget=lambda: forgotten.append(True))
     guards.suspend()
     assert forgotten, "the sums of a state before a rollback are not judged after it"
+
+
+def test_the_ledger_needs_no_comparison_and_holds_steps_that_the_devices_have_done(tmp_path, monkeypatch):
+    config = load_config(write_config(tmp_path), [*OFF, "guards.ledger=true"])
+    guards = Guards(config.guards, config.timeouts, lambda line: None)
+    guards.open(SimpleNamespace(step=SimpleNamespace(abstract_state=dict)), tmp_path, 10)
+    monkeypatch.setattr(Ledger, "is_due", lambda self: True)
+    guards.times.switch("step")
+    guards.after_step(40, {})
+    assert [(line["from"], line["to"]) for line in ledger_lines(tmp_path / GOODPUT) if line["kind"] == "step"] == [
+        (11, 40 - RUN_AHEAD)
+    ]
 
 
 @pytest.mark.parametrize("name", ["step", "first_step", "evaluation", "save"])

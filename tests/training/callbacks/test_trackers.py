@@ -1,6 +1,7 @@
 import json
 import os
 import struct
+import time
 from unittest.mock import Mock, call
 
 import pytest
@@ -25,25 +26,34 @@ def test_names_the_extra_of_a_missing_library(tracker, library, extra, monkeypat
         play(tracker())
 
 
-def scalars(folder):
-    """(metric, step) -> value, of all files of events: each record has a length, a checksum, its bytes, a checksum."""
+def events(folder):
+    """Those of all files: each record has a length, a checksum, its bytes, a checksum."""
     from tensorboardX.proto import event_pb2
 
-    found = {}
     for path in sorted(folder.glob("events.*")):
         data = path.read_bytes()
         while data:
             (length,) = struct.unpack("<Q", data[:8])
-            event = event_pb2.Event.FromString(data[12 : 12 + length])
-            found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
+            yield event_pb2.Event.FromString(data[12 : 12 + length])
             data = data[16 + length :]
-    return found
+
+
+def scalars(folder):
+    """(metric, step) -> value."""
+    return {(value.tag, event.step): value.simple_value for event in events(folder) for value in event.summary.value}
 
 
 def test_tensorboard_contains_every_metric(tmp_path):
     play(TensorBoard(), losses=[0.125], every=3, steps=4, folder=tmp_path)
     losses = {("loss", step): float(step) for step in (1, 2, 3, 4)}
     assert scalars(tmp_path / "tensorboard") == {**losses, ("eval_loss", 3): 0.125}
+
+
+@pytest.mark.parametrize(("start", "hidden_from"), [(0, []), (2, [3])])
+def test_tensorboard_hides_steps_that_a_resumed_run_repeats(start, hidden_from, tmp_path):
+    play(TensorBoard(), start=start, steps=4, folder=tmp_path)
+    found = [event.step for event in events(tmp_path / "tensorboard") if event.HasField("session_log")]
+    assert found == hidden_from
 
 
 def test_other_processes_send_nothing(tmp_path, monkeypatch):
@@ -139,6 +149,8 @@ def test_mlflow_contains_the_metrics_and_the_config(tmp_path):
     config = write_config(tmp_path, train=train, run={"log_every": 1}, **sections)
     assert main(["train", str(config)]) == 0
     (folder,) = run_folders(tmp_path / "run" / "mlruns")
+    (milliseconds, *_), *_ = map(str.split, (folder / "metrics" / "loss").read_text().splitlines())
+    assert abs(float(milliseconds) / 1000 - time.time()) < 3600
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     names = {name for record in records for name in record} - {"step"}
     assert {path.name for path in (folder / "metrics").iterdir()} == names

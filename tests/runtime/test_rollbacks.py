@@ -207,6 +207,7 @@ def test_notes_how_far_the_data_was_read():
     assert data_position(0, ()) == {"batches": 0, "left_out": []}
     assert data_position(10, ()) == {"batches": 10, "left_out": []}
     assert data_position(10, {14}) == {"batches": 10, "left_out": []}, "a rollback after the checkpoint"
+    assert data_position(4, {0, 5}) == {"batches": 5, "left_out": [0]}, "of the step right after it"
     assert data_position(10, {7, 3}) == {"batches": 12, "left_out": [3, 7]}
     check_position({"batches": 10, "left_out": []}, 10, {14})
     with pytest.raises(UserError, match=r"after 11 batches of .*of which \[3\] were left out.*now gives 11 and \[4\]"):

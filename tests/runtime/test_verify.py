@@ -1,6 +1,7 @@
 """`spmdkit verify`: exit codes, what it prints, what it reduces, and that a planted mistake comes out."""
 
 import json
+from dataclasses import replace
 from math import gcd
 
 import jax
@@ -14,7 +15,7 @@ from spmdkit.launch.cli import main
 from spmdkit.parallel.step import composition
 from spmdkit.parallel.verification.compare import FLOAT64
 from spmdkit.runtime import verify as verify_file
-from spmdkit.runtime.reduce import reduce_config, shrink
+from spmdkit.runtime.reduce import MAX_CLIP_NORM, reduce_config, shrink
 from spmdkit.runtime.verify import ragged_batch, simulate_devices
 from support.runs import write_config, write_language_config
 
@@ -143,6 +144,7 @@ def test_a_large_transformer_becomes_small(tmp_path):
         ("adamw", {}, (8, 16)),
         ("adafactor", {}, (128, 128)),
         ("adafactor", {"mlp_width": 96}, (128, 16)),
+        ("adafactor", {"mlp_width": 128}, (128, 128)),
         ("own_optimizer:make", {}, (128, 128)),
     ],
 )
@@ -165,6 +167,8 @@ def test_token_ids_are_folded_into_a_smaller_vocabulary(tmp_path):
     config = load_config(write_config(tmp_path, model=model, data=data), ["train.clip_norm=0"])
     reduced = reduce_config(config, FLOAT64, DEVICES)
     assert reduced.config.train.clip_norm == 0, "clipping that is off stays off"
+    clipped = replace(config, train=replace(config.train, clip_norm=1.0))
+    assert reduce_config(clipped, FLOAT64, DEVICES).config.train.clip_norm == MAX_CLIP_NORM < 1
     vocabulary = reduced.config.model["vocabulary"]
     assert reduced.changes["model.vocabulary"] == (2000, vocabulary)
     assert vocabulary < 300

@@ -114,12 +114,13 @@ def test_plateau_lowers_the_factor(losses, options, expected):
     assert factors(losses, **options) == pytest.approx(expected)
 
 
-def test_plateau_resumes_its_count():
-    losses, options = [5, 5, 5, 5, 5, 5], {"patience": 2, "cooldown": 1}
-    whole = play(ReduceOnPlateau(**options), losses=losses, saves=(6,))
-    before = play(ReduceOnPlateau(**options), losses=losses, saves=(6,), steps=6)
-    resumed = play(ReduceOnPlateau(**options), losses=losses, start=6, notes=before.saved[6], state=before.state)
-    assert factors_of(resumed.state) == factors_of(whole.state) == {"learning_rate": 0.25}
+@pytest.mark.parametrize(("step", "cooldown", "factor"), [(4, 1, 0.25), (6, 2, 0.5)], ids=["waits", "rests"])
+def test_plateau_resumes_its_count(step, cooldown, factor):
+    losses, options = [5, 5, 5, 5, 5, 5], {"patience": 2, "cooldown": cooldown}
+    whole = play(ReduceOnPlateau(**options), losses=losses)
+    before = play(ReduceOnPlateau(**options), losses=losses, saves=(step,), steps=step)
+    resumed = play(ReduceOnPlateau(**options), losses=losses, start=step, notes=before.saved[step], state=before.state)
+    assert factors_of(resumed.state) == factors_of(whole.state) == {"learning_rate": factor}
 
 
 def test_plateau_reports_the_new_rate():

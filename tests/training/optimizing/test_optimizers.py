@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -68,6 +70,9 @@ def test_decay_skip_excludes_matrices():
     config = OptimizerConfig(name="sgd", learning_rate=1.0, weight_decay=0.1, decay_skip=("embed/.*",))
     updates = one_update(config, params, jax.tree.map(jnp.zeros_like, params))
     assert [path for path, leaf in leaves_with_paths(updates) if leaf.any()] == ["blocks/kernel", "head/logits"]
+    two = {"head": jnp.ones((2, 2)), "heads": jnp.ones((2, 2))}
+    updates = one_update(replace(config, decay_skip=("head",)), two, jax.tree.map(jnp.zeros_like, two))
+    assert (updates["head"].any(), updates["heads"].any()) == (False, True), "the whole path"
     with pytest.raises(ValueError, match=r"optimizer.decay_skip: 'embde/.*' matches no parameter. Did you mean emb"):
         make_optimizer(OptimizerConfig(decay_skip=("embde/.*",)), 10, params)
 

@@ -237,7 +237,6 @@ def test_keeps_parameters_named_like_adapters(tmp_path):
     assert "lora/first/kernel/a" in read(tmp_path / "out")
 
 
-@pytest.mark.slow
 def test_merges_adapters_from_their_averages(tmp_path):
     pair = factors(16, 8)
     average = {"lora": {"first": {"kernel": pair}}}  # the rest was frozen

@@ -37,6 +37,13 @@ def test_the_fingerprint_changes_with_the_data(corpus):
     assert open_splits(config(corpus)).fingerprint != before
 
 
+def test_a_vocabulary_covers_the_ids_of_both_splits(tmp_path):
+    for name, ids in (("train", 7), ("eval", 9)):
+        np.save(tmp_path / f"{name}.npy", np.arange(50, dtype=np.uint16) % ids)
+    files = {"files": (f"{tmp_path}/train.npy",), "eval_files": (f"{tmp_path}/eval.npy",)}
+    assert open_splits(DataConfig(source="tokens", length=8, **files)).vocabulary == 9
+
+
 def test_too_little_to_train_on(corpus):
     with pytest.raises(ValueError) as caught:
         open_splits(config(corpus, length=10**6))

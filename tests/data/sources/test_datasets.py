@@ -67,6 +67,7 @@ def test_the_fingerprint_changes_with_the_examples():
     examples = [(np.zeros(2), i) for i in range(5)]
     assert mark(examples) == mark(list(examples)) != ""
     assert len({mark(examples), mark(examples[:4]), mark([*examples[:4], (np.ones(2), 4)])}) == 3
+    assert from_dataset(examples, examples[:2]).fingerprint != from_dataset(examples, examples[1:3]).fingerprint
 
 
 def test_examples_that_vary_are_refused_or_asked_for():

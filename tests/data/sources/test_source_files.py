@@ -37,6 +37,12 @@ def test_names_and_order(folder, monkeypatch, patterns, expected):
     assert names(*(folder.parent / pattern for pattern in patterns)) == expected
 
 
+def test_a_file_under_two_paths_is_read_once(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "linked").symlink_to("sub")
+    assert names("a.txt", folder / "a.txt", "sub/c.txt", "linked/c.txt") == ["a.txt", "c.txt"]
+
+
 def test_a_file_with_a_wildcard_in_its_name_is_found_as_it_is(tmp_path):
     (tmp_path / "a[1].txt").write_text("x")
     assert names(tmp_path / "a[1].txt") == ["a[1].txt"]

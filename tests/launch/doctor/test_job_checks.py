@@ -60,6 +60,7 @@ def test_probes_are_temporary_and_visible(tmp_path, monkeypatch):
     with job_checks.create_marker(tmp_path / "run") as one, job_checks.create_marker(Path("run/x")) as other:
         assert (one.parent, other.parent) == (tmp_path, Path())
         assert job_checks.find_probes(tmp_path / "run", [one.name, other.name], ["a", "b"]).level == "ok"
+        assert job_checks.find_probes(tmp_path / "run", [one.name, ""], ["a", "b"]).level == "ok", "none was written"
         found = job_checks.find_probes(tmp_path / "run", [one.name, "another"], ["a", "b"])
         assert found.level == "wrong"
         assert f"files written by b to {tmp_path} are not visible on {socket.gethostname()}" in found.found

@@ -1,9 +1,11 @@
 """The agent, connected through pipes instead of ssh."""
 
+import io
 import os
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from spmdkit.launch.remote import agent as agent_file
@@ -78,6 +80,15 @@ def test_kills_processes_left_behind(tmp_path, start_agent):
     assert_gone(int((tmp_path / "pids").read_text().split()[1]))
 
 
+def test_every_line_is_a_sign_of_life(monkeypatch):
+    lines, sent, heard = io.BytesIO(b"\nsignal 10\n"), [], [0.0]
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=lines))
+    monkeypatch.setattr(agent_file, "kill_group", lambda *signal: sent.append((*signal, heard[0] > 0)))
+    monkeypatch.setattr(agent_file, "give_up", lambda process: sent.append("the client is gone"))
+    agent_file.listen(SimpleNamespace(pid=7, poll=lambda: None), heard)
+    assert sent == [(7, 10, True), "the client is gone"]
+
+
 @pytest.mark.slow
 def test_agent_survives_a_signal(tmp_path, start_agent):
     agent = start_agent(job("import time; time.sleep(1.5)"))
@@ -88,10 +99,11 @@ def test_agent_survives_a_signal(tmp_path, start_agent):
 
 def test_environment_extends_that_of_the_host(monkeypatch):
     monkeypatch.setenv("SPMDKIT_PROCESS_ID", "7")
+    monkeypatch.setenv("KERAS_DISTRIBUTION_NUM_PROCESSES", "9")
     monkeypatch.setenv("LANG", "C")
     monkeypatch.setenv("HOME", "/home/me")
     found = environment({"environment": {"LANG": "C.UTF-8"}})
-    assert "SPMDKIT_PROCESS_ID" not in found
+    assert not {"SPMDKIT_PROCESS_ID", "KERAS_DISTRIBUTION_NUM_PROCESSES"} & {*found}
     assert (found["LANG"], found["HOME"]) == ("C.UTF-8", "/home/me")
 
 

@@ -304,6 +304,7 @@ def test_export_rejects_incompatible_options(tmp_path, cli):
     for words, message in (
         ([], "model.name='mlp' is not of a Hugging Face family"),
         (["--whole-state"], "--whole-state cannot be used with --to hugging_face"),
+        (["--force"], "--force cannot be used with --to hugging_face"),
         (["--lora", "separate"], "--lora separate cannot be used with --to hugging_face"),
     ):
         assert message in cli(2, "export", folder, tmp_path / "out", "--to", "hugging_face", *words).err

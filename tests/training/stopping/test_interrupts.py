@@ -77,7 +77,6 @@ def test_marked_handler_gets_only_the_first_signal(started):
         assert ended(process)[0] == 75
 
 
-@pytest.mark.slow
 def test_two_signals_end_a_blocked_process(started):
     process = started(ASKS + "    deaf(30)")
     time.sleep(0.5)

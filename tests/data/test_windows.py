@@ -132,6 +132,13 @@ def test_every_source_tells_documents_apart(tmp_path, kind):
     assert plain.fingerprint != splits.fingerprint
 
 
+def test_id_0_can_end_documents(tmp_path):
+    np.save(tmp_path / "ids.npy", np.array([7, 8, 0, 9, 10, 11, 0, 12, 0], np.uint16))
+    given = {"source": "tokens", "files": (f"{tmp_path}/ids.npy",), "eval_fraction": 0.0, "length": 7}
+    example = open_splits(DataConfig(**given, separator=0, packed=True)).train[0]
+    assert example["segments"].tolist() == [0, 0, 0, 1, 1, 1, 1]
+
+
 def test_rows_of_ids_need_a_separator_and_rows_of_texts_have_one(tmp_path):
     ids, texts = make(tmp_path, "ids jsonl"), make(tmp_path, "texts jsonl")
     with pytest.raises(ValueError, match=r"data\.packed=True: the token id rows .* set data\.separator"):

@@ -80,7 +80,6 @@ def test_does_not_report_damage_if_a_checkpoint_cannot_be_opened(error):
     assert "Nothing shows that it is damaged: keep it." in str(meant)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["truncate", "remove"])
 def test_cut_files_of_large_arrays_are_damage(how, tmp_path):
     """Orbax wraps TensorStore's error of an array that is in files of its own; only the cause has its kind."""

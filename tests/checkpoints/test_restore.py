@@ -256,7 +256,6 @@ def test_a_changed_parameter_is_found_by_its_checksum(stored):
         read_tree(stored, "params", abstract(placed(run_state(20).params)))
 
 
-@pytest.mark.slow
 def test_averages_replace_the_parameters_that_have_one(tmp_path):
     params = {"base": np.ones((16, 8), jnp.bfloat16), "head": np.full(16, 2, jnp.bfloat16)}
     average = {"average": {"head": np.full(16, 2.5, np.float32)}}  # base was frozen

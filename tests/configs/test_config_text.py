@@ -63,7 +63,6 @@ def test_resolved_yaml_contains_every_key():
     assert {"size", "floor_bytes"} <= set(value["strategy"]["fsdp"])
 
 
-@pytest.mark.slow
 def test_reference_lists_keys_with_types_defaults_and_help():
     text = describe_config()
     for line in ("  steps: 100 ", "  learning_rate: ", "  floor_bytes: 16384 ", "strategy.fsdp: ", "  prompt: 'def '"):

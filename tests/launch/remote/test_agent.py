@@ -50,7 +50,6 @@ def test_reports_a_missing_command(start_agent):
     assert frames(agent) == {b"e": b"error: /no/such/python cannot be started: No such file or directory\n", b"x": b"2"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("end", ["stdin", "kill the agent", "silence"])
 def test_kills_everything_if_the_client_is_lost(end, tmp_path, start_agent):
     silence = 1.0 if end == "silence" else 60.0
@@ -111,7 +110,6 @@ def question(**more) -> dict:
     return {"do": "probe", "token": "0123456789abcdef", "addresses": ["localhost", "no-such.invalid"], **more}
 
 
-@pytest.mark.slow
 def test_probe_of_a_host(tmp_path, start_agent):
     (tmp_path / "mark").touch()
     given = question(directory=str(tmp_path), marker="mark")

@@ -58,7 +58,6 @@ def test_streams_are_separate():
     assert (ended.stdout, ended.stderr) == ("out\n", "err\n")
 
 
-@pytest.mark.slow
 def test_ignores_output_of_login_scripts():
     noisy = ["/bin/sh", "-c", 'echo "welcome to gpu1"; echo "spmdkit agent old"; exec "$@"', "sh", *SSH]
     assert run(job("print('mine')"), noisy).stdout == "mine\n"

@@ -77,7 +77,6 @@ def _products(jaxpr):
             yield 2 * eqn.outvars[0].aval.size * int(np.prod([eqn.invars[0].aval.shape[d] for d in contracted]))
 
 
-@pytest.mark.slow
 def test_the_work_falls_into_equal_thirds():
     params, x, key = example()
     parts = split_block(MODEL.block, params, x, key)

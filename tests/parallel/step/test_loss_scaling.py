@@ -95,7 +95,6 @@ def rows(device=None, value=0.0):
     return {"inputs": inputs, "weights": np.ones(8, np.float32)}
 
 
-@pytest.mark.slow
 def test_underflowing_gradients_train_with_a_scale():
     for scale, moved in (("none", 0.0), ("auto", -0.125)):
         step = step_of(loss_scale=scale, optimizer=optax.sgd(0.125 / TINY))
@@ -137,7 +136,6 @@ def test_the_scale_stays_within_bounds():
         assert float(state.scale) == bound
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy", [{"data": {"size": 2, "local_steps": 2}}, {"data": {"size": 8, "compress": "int8"}}]
 )

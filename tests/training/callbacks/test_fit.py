@@ -49,7 +49,6 @@ def test_callbacks_are_closed_after_an_error(step, batch):
     assert closed == ["closed"]
 
 
-@pytest.mark.slow
 def test_it_trains_to_the_end(step, batch, tmp_path):
     epochs = []
 

@@ -197,7 +197,6 @@ def key():
     return check_key(jax.random.key(3))
 
 
-@pytest.mark.slow
 def test_numbers_have_requested_distribution(key):
     normal = np.asarray(jax.random.normal(jax.random.split(key, 5)[3], (1000, 10)))
     assert (abs(normal.mean()) < 0.05, abs(normal.std() - 1) < 0.05) == (True, True)

@@ -63,10 +63,10 @@ def test_one_device_holds_all_positions(attention):
         (all_to_all(4), (12, 4), []),
         (
             ContextConfig(size=8),
-            (100, 4),
+            (104, 4),
             [
-                "data.length=100 cannot be split over strategy.context=8: attention=ring splits a row into 16 equal "
-                "pieces, and 100 % 16 = 4. Set data.length to a multiple of 16, or lower strategy.context."
+                "data.length=104 cannot be split over strategy.context=8: attention=ring splits a row into 16 equal "
+                "pieces, and 104 % 16 = 8. Set data.length to a multiple of 16, or lower strategy.context."
             ],
         ),
         (
@@ -87,7 +87,7 @@ def test_rejects_invalid_sizes(config, sizes, messages):
 
 
 # Key-value heads: as many as devices or more; fewer; fewer that do not divide it.
-@pytest.mark.slow_cases("False-2-2", "False-4-2", "False-4-4", "False-8-1", "True-4-2", "True-4-4", "True-8-1")
+@pytest.mark.slow_cases("False-2-2", "False-4-4", "False-8-1", "True-4-2", "True-4-4", "True-8-1")
 @pytest.mark.parametrize(("size", "kv_heads"), [(2, 2), (4, 4), (4, 2), (8, 1)])
 @pytest.mark.parametrize("packed", [False, True])
 def test_all_to_all_equals_one_device(float64, size, kv_heads, packed):

@@ -15,10 +15,10 @@ def test_accepts_a_pair():
 
 
 def test_metrics_get_their_whole_names_and_at_least_float32():
-    found = as_sums((ONE, TWO, {"accuracy": (jnp.bfloat16(3), 4), "parts": {"entropy": (ONE, TWO)}}))
+    found = as_sums((ONE, TWO, {"accuracy": (jnp.bfloat16(3), 4), "parts": {"loss": (ONE, TWO)}}))
     assert {name: (float(total), float(weight)) for name, (total, weight) in found.metrics.items()} == {
         "accuracy": (3.0, 4.0),
-        "parts/entropy": (1.0, 2.0),
+        "parts/loss": (1.0, 2.0),
     }
     assert found.metrics["accuracy"][0].dtype == jnp.float32
 

@@ -1,13 +1,16 @@
 """Compressed gradients: what rounding loses comes back, what moves is what the cost says, training is as good."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec
 from spmdkit.layouts.problems import LayoutError
 from spmdkit.parallel import Model, census
-from spmdkit.parallel.compression import BLOCK, dequantize, quantize
+from spmdkit.parallel.compression import BLOCK, _exchange, dequantize, quantize
 from spmdkit.training.loop import run_steps
 from spmdkit.training.steps.not_finite import Diverged
 from support import toy
@@ -48,6 +51,21 @@ def test_nonfinite_values_stay_in_their_block(bad):
     assert not np.isfinite(back[1]).any()
     expected = np.asarray(dequantize(quantize(jnp.asarray(values))))
     assert np.array_equal(back[[0, 2]], expected[[0, 2]])
+
+
+def test_a_sum_lacks_only_what_is_owed_for_the_next_one():
+    """Of two devices, with two rows: each sums one of them."""
+    random, rows, whole = np.random.default_rng(0), PartitionSpec("data"), PartitionSpec()
+    mean, owed = (random.normal(size=(4, 8)).astype(np.float32) for _ in range(2))
+    owed_sum = random.normal(size=(2, 8)).astype(np.float32)
+    mapped = jax.shard_map(
+        partial(_exchange, axes=("data",)),
+        **{"mesh": toy.mesh(data=2).backend_mesh, "in_specs": (rows, rows, rows), "out_specs": (whole, rows, rows)},
+    )
+    total, own_error, sum_error = jax.jit(mapped)(mean, owed, owed_sum)
+    assert 0.001 < np.abs(own_error).max() < 0.05
+    expected = (mean + owed - own_error).reshape(2, 2, 8).sum(axis=0) + owed_sum - sum_error
+    np.testing.assert_allclose(total, expected, atol=1e-5)
 
 
 def test_nothing_is_owed_at_first():

@@ -7,10 +7,12 @@ import jax
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec
 from spmdkit.checkpoints.manager import CheckpointError, Checkpoints
 from spmdkit.layouts.problems import LayoutError
 from spmdkit.models import TransformerConfig, transformer
 from spmdkit.parallel import DataParallelConfig, census, verify
+from spmdkit.parallel.diloco import outer_step
 from support import toy
 
 FSDP = {"size": 2, "floor_bytes": 1024}
@@ -124,6 +126,23 @@ def test_shared_parameters_move_when_a_round_ends_and_at_no_other_step(ours):
         first, second = (jax.tree.map(lambda leaf, g=g: leaf[g], after.extra.copies) for g in (0, 1))
         assert (error(first, second) == 0) == meets
         assert (error(first, after.params) == 0) == meets
+
+
+def test_shared_parameters_move_by_nesterov_momentum():
+    plan = toy.plan({"data": {"size": 2, "local_steps": 3, "outer_learning_rate": 0.5, "outer_momentum": 0.75}})
+    split, whole = PartitionSpec("data"), PartitionSpec()
+    mapped = jax.shard_map(
+        partial(outer_step, step=np.int32(6), plan=plan),
+        **{"mesh": plan.mesh.backend_mesh, "in_specs": (whole, split, whole), "out_specs": (whole, split, whole)},
+    )
+    shared, copies, momentum = (np.array(x, np.float32) for x in ([[4, 8]], [[1, 8], [5, 2]], [[2, -2]]))
+    away = shared - copies.mean(axis=0)[None]
+    velocity = 0.75 * momentum + away
+    moved = shared - 0.5 * (away + 0.75 * velocity)
+    for found, expected in zip(
+        jax.jit(mapped)(shared, copies, momentum), (moved, [*moved, *moved], velocity), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_what_crosses_data_is_metrics_and_once_a_round_the_parameters(ours):

@@ -1,16 +1,19 @@
 """How a module is told whether it is trained: by whichever argument it has."""
 
 import os
+from functools import partial
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 from spmdkit.models.adapters.adapted import Rows, drop, mode_arguments
-from spmdkit.models.adapters.keras import _on_mesh
+from spmdkit.models.adapters.keras import _moments, _on_mesh
 from spmdkit.models.adapters.library_model import adapt
 from spmdkit.parallel.sharding.batch_rows import uses_batch_axes
+from support import toy
 
 
 def test_arguments_that_say_opposite_things():
@@ -80,6 +83,18 @@ def test_layers_of_keras_are_restored_after_a_call():
     with _on_mesh(keras, module, rows):
         assert all(map(vars, layers)), "both work on the whole batch"
     assert not any(map(vars, layers))
+
+
+def test_batch_norm_of_keras_has_the_moments_of_all_rows():
+    """Rows of two devices, with other means: their own variances are smaller."""
+    values = np.random.default_rng(0).normal(size=(8, 2, 3)).astype(np.float32) + np.arange(8)[:, None, None]
+    find = partial(_moments, SimpleNamespace(_reduction_axes=[0, 1]), ("data",), mask=None)
+    mapped = jax.shard_map(
+        find, mesh=toy.mesh(data=2).backend_mesh, in_specs=PartitionSpec("data"), out_specs=PartitionSpec()
+    )
+    mean, variance = jax.jit(mapped)(values)
+    np.testing.assert_allclose(mean, values.mean(axis=(0, 1)), rtol=1e-5)
+    np.testing.assert_allclose(variance, values.var(axis=(0, 1)), rtol=1e-5)
 
 
 def two_dropouts(library):

@@ -45,6 +45,19 @@ def test_a_missing_head_dim_has_the_default_of_its_family(family, head_width):
     assert config.head_width == head_width
 
 
+@pytest.mark.parametrize(
+    ("config", "key", "epsilon"),
+    [
+        *[(config, "rms_norm_eps", 1e-6) for config in (plain.LLAMA, plain.QWEN2, plain.QWEN3)],
+        (plain.GPT2, "layer_norm_epsilon", 1e-5),
+    ],
+)
+def test_a_missing_epsilon_is_that_of_transformers(config, key, epsilon):
+    family = FAMILIES[config["model_type"]]
+    assert family.transformer({**config, key: 0.25}).norm_epsilon == 0.25
+    assert family.transformer({name: value for name, value in config.items() if name != key}).norm_epsilon == epsilon
+
+
 def test_nothing_is_read_before_it_is_asked_for(folder):
     plain.write(folder, plain.QWEN2, plain.draw(plain.QWEN2, "bfloat16"), files=2)
     params = load(folder).params

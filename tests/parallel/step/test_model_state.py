@@ -107,6 +107,19 @@ def test_every_mesh_equals_one_device(mesh, accumulate):
     )
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_microbatches_are_every_nth_row_of_all_devices(devices):
+    """The state, of each device's own rows, is the mean of the latest microbatch: the rows 1, 3, ... 15."""
+
+    def latest(params, batch, key, state):
+        return LossSums(batch["x"].sum() * params["w"], batch["x"].sum(), {}, {"mean": batch["x"].mean()})
+
+    own = Model(init=lambda key: {"w": jnp.ones(())}, loss=latest, init_state=lambda key: {"mean": jnp.zeros(())})
+    step = toy.build({"data": devices}, model=own, accumulate=2)
+    state, _ = step(step.init(0), {"x": np.arange(ROWS, dtype=np.float32)})
+    assert float(state.model_state["mean"]) == 8
+
+
 def test_statistics_of_a_device_alone_are_averaged_and_the_loss_is_another():
     alone = Model(init=init, init_state=init_state, loss=lambda *given: loss(*given, axes=lambda: ()))
     _, losses, _, state, _ = plain_steps(1)

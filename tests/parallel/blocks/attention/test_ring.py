@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec
+from spmdkit.models.attention import causal_attention
 from spmdkit.parallel.blocks.attention import cudnn_parts, online_softmax
 from spmdkit.parallel.blocks.attention.methods import ATTENTION
 from spmdkit.parallel.collectives import Collective, merge
@@ -36,6 +37,14 @@ def assert_equals_one_device(config, case, kv_heads, **other_axes):
 @pytest.mark.parametrize(("size", "kv_heads", "packed"), [(2, 2, False), (4, 8, True), (4, 1, False), (8, 2, True)])
 def test_equals_one_device_and_moves_what_it_says(float64, size, kv_heads, packed):
     assert_equals_one_device(ring(size), make_case(kv_heads, packed=packed), kv_heads)
+
+
+def test_queries_see_their_own_document_alone():
+    case = make_case(2, packed=True, dtype=np.float32)
+    case = case._replace(arrays=case.arrays[:3])
+    (found,), _ = on_mesh(lambda *arrays: (mixing(ring(2))(*arrays),), ring(2), case, num_outputs=1)
+    expected = jax.jit(causal_attention)(*case.arrays, case.segment)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 @pytest.mark.slow

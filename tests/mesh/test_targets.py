@@ -114,6 +114,7 @@ def test_slices_of_tpus_are_named_by_their_shape():
         ("v5p:4x4x4", range(0, 64, 16), 2),  # along the last one
         ("v5p:4x4x4", range(64), 6),
         ("v5p:4x4x2", range(0, 32, 16), 1),  # two chips in a line
+        ("v5p:4x6x4", range(0, 24, 4), 1),  # longer than a ring of 4, and no multiple
         ("v5e:16x16", range(256), 4),
         ("v5e:8x8", range(64), 2),  # only a whole pod wraps around
     ],

@@ -253,6 +253,18 @@ def test_communication_is_that_of_each_block_and_of_the_gradients(axis, remat, k
     assert found == pytest.approx(sum(times), rel=1e-9)
 
 
+@pytest.mark.parametrize(("axis", "sizes"), [("tensor", DENSE), ("context", DENSE), ("expert", EXPERTS)])
+def test_stages_that_recompute_repeat_the_collectives_of_forward(axis, sizes):
+    estimator = by_hand(sizes, block_parameters=100, expert_parameters=0, outer_parameters=0)
+    mesh = (("pipe", 2), (axis, 2))
+    kept, recomputed, full = (
+        estimator._traffic(Candidate(mesh=mesh, microbatches=4, **options), 1.0)[axis]
+        for options in ({}, {"recompute": True}, {"remat": "full"})
+    )
+    assert kept[2] == 0 < recomputed[2]
+    assert recomputed == full
+
+
 @pytest.mark.parametrize(("tensor", "kept"), [(1, [216, 112, 48, 16, 8]), (2, [124, 56, 24, 24, 4])])
 def test_policies_keep_the_activations_of_each_block(tensor, kept):
     """Per position 4 x 8 of the width, 2 x 24 of the heads, 8 of their result, 4 x 32 of the MLP, divided by `tensor`,

@@ -86,11 +86,13 @@ def test_coinciding_lines_take_turns_in_stripes():
     nearly, other = (
         [(step, change(value)) for step, value in points] for change in (lambda v: v * (1 + 1e-7), lambda v: v + 0.05)
     )
-    drawn = chart(Series("a", points), Series("b", nearly), Series("c", other))
+    touching = [points[0], (20, 4.0), (30, 3.0)]
+    drawn = chart(Series("a", points), Series("b", nearly), Series("c", other), Series("d", touching))
     assert drawn["notes"] == ["in stripes, the same curve: a, b"]
     assert [(line["stripes"], line["dot_width"]) for line in drawn["lines"]] == [
         ("stroke-dasharray:9 9;stroke-dashoffset:0", 11),
         ("stroke-dasharray:9 9;stroke-dashoffset:-9", 7),
+        ("", 7),
         ("", 7),
     ]
 

@@ -113,6 +113,7 @@ def test_svg_needs_no_other_file():
     assert ">F0.1: forward of microbatch 0, chunk 1; tick 7, time 3.5<" in text
     assert ">zbv: 4 stages of 2 chunks, 8 microbatches</text>" in text
     assert text.count(">stage ") == 4
+    assert text.count(">holds 4<") == 4  # 8 activations of half a stage each
     rises_and_falls = draw_svg(make_schedule("gpipe", 1, 4)).partition('d="M')[2].partition('Z"')[0]
     assert rises_and_falls.count("V") == 1 + 4 + 3
 

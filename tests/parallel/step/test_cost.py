@@ -43,6 +43,22 @@ def test_microbatches_repeat_what_the_model_moves():
     assert twice[key].bytes == once[key].bytes
 
 
+def test_local_recomputation_repeats_no_gather_or_scatter():
+    def moved(remat):
+        lines = built(remat=remat).cost(BATCH)
+        return [(line.count, line.bytes) for line in lines if line.kind in ("all-gather", "reduce-scatter")]
+
+    assert moved("local") == moved("none") < moved("full")
+
+
+def test_each_group_of_microbatches_passes_through_the_stages():
+    """Twice as many permutes, of half as many rows."""
+    strategy = {"pipe": {"size": 2, "microbatches": 2, "layers": [2, 1]}}
+    once, twice = (toy.build(strategy, accumulate=times).cost(TOY_BATCH) for times in (1, 2))
+    (before,), (after,) = ([line for line in lines if line.kind == "collective-permute"] for lines in (once, twice))
+    assert (after.count, after.bytes) == (2 * before.count, before.bytes)
+
+
 def test_a_table_that_embedding_and_head_share_has_the_gradients_of_both():
     timetable = toy.plan({"pipe": PipelineConfig(size=2, microbatches=4)}, toy.BLOCK_MODEL).pipeline.timetable
     apart, shared = (

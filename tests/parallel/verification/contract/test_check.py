@@ -146,6 +146,18 @@ def test_sums_each_arrangement():
     assert found.halves == tuple(np.add(pair_of([0, 1]), pair_of([2, 3])))
 
 
+def test_sums_of_halves_do_not_hide_an_order_that_matters():
+    """Every second place counts twice: two halves add up, but the same rows in another order do not."""
+
+    def alternating(params, batch, key):
+        twice = 1 + jnp.arange(len(batch["inputs"]), dtype=batch["inputs"].dtype) % 2
+        return (batch["weights"] * batch["inputs"] ** 2 * twice).sum(), batch["weights"].sum()
+
+    found = probe(replace(PROBE_MODEL, loss=alternating)).sums()
+    assert found.halves == found.whole
+    assert (found.adds_up(1e-5), found.are_right(1e-5)) == (False, False)
+
+
 def test_float64_probe_keeps_integers_narrow():
     seen = {}
 

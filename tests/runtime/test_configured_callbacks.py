@@ -21,6 +21,10 @@ def test_early_stopping_ends_a_run_that_then_is_finished(tmp_path, cli):
     printed = cli(0, "train", config).out
     assert "is finished: it holds step 6 of 12 (early stopping, for eval_loss has not fallen" in printed
     assert "Change callbacks to go on" in printed
+    (tmp_path / "run" / "report.html").unlink()
+    train(config)  # writes it again, and trains no more
+    assert (tmp_path / "run" / "report.html").exists()
+    assert [record["step"] for record in metrics(tmp_path / "run")][-1] == 6
     printed = cli(0, "train", config, "callbacks=[{name: early_stopping, patience: 4, min_delta: 10}]").out
     assert "Complete after step 10 of 12" in printed
     assert "Goodput" in printed

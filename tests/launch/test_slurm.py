@@ -223,6 +223,11 @@ def test_exit_code_without_a_named_process(code, expected, tmp_path):
     assert ran(script(folder=str(tmp_path / "run")), tmp_path, CODE=code).returncode == expected
 
 
+@pytest.mark.parametrize(("given", "expected"), [({}, 5), ({"restarts": 2}, 2)])
+def test_the_command_may_limit_restarts(given, expected):
+    assert f"not restarted: {expected} restarts made" in script("launch.slurm.restarts=5", **given)
+
+
 @pytest.mark.slow
 def test_requeues_while_there_are_newer_checkpoints(tmp_path):
     text = script("launch.slurm.restarts=5", folder=str(tmp_path / "run"), restarts=1)

@@ -77,6 +77,16 @@ def test_refuses_another_seed(ranks):
         agree_on_config({"run": {"seed": 0, "dir": "runs/a"}}, 1.0)
 
 
+def test_hosts_may_have_roots_of_their_own(ranks, monkeypatch):
+    sent = []
+    ranks()
+    monkeypatch.setattr(agreement, "agree", lambda name, found, seconds: sent.append(found))
+    for root in ("/scratch/a", "/scratch/b"):
+        agree_on_config({"run": {"root": root, "dir": "runs/a"}}, 1.0)
+    assert sent[0] == sent[1]
+    assert sent[0]["run.dir"] == '"runs/a"'
+
+
 def test_compares_only_the_modules_that_the_config_names(ranks, tmp_path, monkeypatch):
     config = load_config(write_config(tmp_path, model={"name": "net_of_mine:make"}))
     built = SimpleNamespace(**{**vars(BUILT), "config": config})

@@ -11,12 +11,15 @@ from functools import partial
 import numpy as np
 import pytest
 import tensorstore
+from spmdkit.configs import load_config
+from spmdkit.configs.schema import CheckpointConfig
 from spmdkit.launch.cli import main
 from spmdkit.runtime import warm_start
+from spmdkit.runtime.build_run import build
 from support.faults import damage
 from support.runs import assert_same_arrays, losses, metrics, train, write_config, write_language_config
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow_except("test_initialized_parameters_are_those_of_the_seed")
 MODEL = {"name": "transformer", "layers": 5, "width": 16, "heads": 2, "mlp_width": 32}
 WIDER = {**MODEL, "mlp_width": 48}
 STILL = {"name": "sgd", "learning_rate": 1e-30}
@@ -71,6 +74,15 @@ def test_the_optimizer_is_fresh_and_the_data_begins(old, tmp_path):
     (record,) = metrics(tmp_path / "run")
     assert (record["step"], record["learning_rate"]) == (1, 0.01)
     assert record["loss"] < losses(old.parent / "run")[1], "it has learned already"
+
+
+def test_initialized_parameters_are_those_of_the_seed(untrained):
+    step = (built := build(load_config(untrained))).step
+    checkpoint = CheckpointConfig(start_from=str(untrained.parent / "run"), start_fresh=("layers/0/kernel",))
+    abstract = step.abstract_state().params
+    start = warm_start.WarmStart(checkpoint, built.model, abstract, seed=7, seconds=1.0)
+    found, drawn = (np.asarray(params["layers"][0]["kernel"]) for params in (start.params(), step.init(7).params))
+    np.testing.assert_array_equal(found, drawn)
 
 
 @pytest.mark.long

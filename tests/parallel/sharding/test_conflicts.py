@@ -54,6 +54,7 @@ def test_rejects_invalid_combinations(model, strategy, problem):
         {"pipe": 2, "data": {"size": 2, "local_steps": 2}},
         {"pipe": 2, "data": {"size": 2, "compress": "int8"}},
         {"pipe": 2, "fsdp": FSDPConfig(size=2, floor_bytes=64, keep="step")},
+        {"data": {"size": 2, "zero": 1}, "fsdp": AHEAD},
         {"data": {"size": 2, "local_steps": 2}, "tensor": 2},
         {"fsdp": FSDP, "context": 2, "tensor": 2},
     ],

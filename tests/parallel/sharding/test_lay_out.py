@@ -125,6 +125,7 @@ def test_rules_win_over_the_strategy():
     assert table["blocks/up"].layout.axes == (None, None, "fsdp")
     assert table["blocks/up"].rule == "blocks/up"
     assert table["head/out"].layout.used_axes == ()
+    assert rows({"fsdp": 8}, rules={"up": [None, None, "fsdp"]}, match="search")["blocks/up"].rule == "up"
 
 
 def test_a_rule_cannot_split_the_blocks_over_the_batch():

@@ -15,7 +15,9 @@ from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimiz
 from support import toy
 
 pytestmark = pytest.mark.slow_except(
-    "test_detects_optimizer_that_combines_elements", "test_compares_no_bytes_of_shards_that_xla_moves"
+    "test_detects_optimizer_that_combines_elements",
+    "test_compares_no_bytes_of_shards_that_xla_moves",
+    "test_finds_extra_collective_in_update",
 )
 
 WIDTH = 128

@@ -1,8 +1,8 @@
-"""What process 0 tells the others; the service is JAX's own in tests/multiprocess."""
+"""What process 0 tells the others, and keys that differ; the service is JAX's own in tests/multiprocess."""
 
 import pytest
 from spmdkit.mesh import processes as coordination
-from spmdkit.mesh.processes import ProcessesMissing, broadcast_text
+from spmdkit.mesh.processes import ProcessesMissing, broadcast_text, unequal
 
 
 class Service:
@@ -59,3 +59,10 @@ def test_passes_other_errors_of_the_service(service, monkeypatch):
     )
     with pytest.raises(RuntimeError, match="UNAVAILABLE"):
         broadcast_text("callbacks/1", "", seconds=5)
+
+
+def test_unequal_keys_differ_in_any_mapping():
+    assert unequal([{"a": 1, "b": 2, "c": 3}, {"a": 4, "b": 2}, {"a": 1, "b": 2, "c": 3}], 0) == {
+        "a": [1, 4, 1],
+        "c": [3, 0, 3],
+    }

@@ -37,14 +37,15 @@ def test_axes_that_a_layout_lacks_are_those_to_sum():
     assert axes_to_sum(layouts["blocks/up"], ("fsdp",)) == ()
 
 
-def cost_of(plan, reduce="float32", platform="cpu"):
+def cost_of(plan, reduce="float32", platform="cpu", **counts):
     given = replace(plan, options=StepOptions(precision=Precision(reduce=reduce)))
-    return cost(given, StepCounts(count_calls(BLOCK_MODEL, 1)), platform)
+    return cost(given, StepCounts(count_calls(BLOCK_MODEL, 1), **counts), platform)
 
 
 def test_alone_it_is_one_sum_of_everything():
     size = bytes_of(*PATHS, resolved=resolved(data=2))
     assert cost_of(resolved(data=2)) == [Collective("all-reduce", ("data",), 1, size + 8)]
+    assert cost_of(resolved(data=2), metrics=4) == [Collective("all-reduce", ("data",), 1, size + 8 + 16)]
 
 
 def test_beside_fsdp_there_are_two_buckets():

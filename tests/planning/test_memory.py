@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 from spmdkit.configs import load_config
 from spmdkit.mesh import targets
-from spmdkit.planning.memory import _changes, analytic_memory, peak_of
+from spmdkit.planning.memory import AnalyticMemory, _changes, analytic_memory, peak_of
 from spmdkit.planning.run_plan import plan_run
 from spmdkit.runtime.build_run import build
 
@@ -97,6 +97,12 @@ def test_gathers_inside_other_dims_take_their_bytes_twice():
         peak = peak_of(program.jaxpr.eqns[0].params["jaxpr"])
         assert peak["communication"] == copies * SIZE + dim * SIZE // 2
         assert peak["temporaries"] == 2 * SIZE
+
+
+@pytest.mark.parametrize(("gradients", "peak"), [(4, 100 + 9), (40, 100 + 40)])
+def test_gradients_count_once_beside_what_the_program_needs(gradients, peak):
+    state = {"parameters": 70, "optimizer": 30, "gradients": gradients}
+    assert AnalyticMemory(state, activations=2, communication=3, other=4).peak_bytes == peak
 
 
 SMALL = "model.layers=4 model.width=256 data.length=256 train.global_batch=32 precision.compute=bfloat16"

@@ -211,7 +211,7 @@ TABLE = {
     ),
     "as many outputs as targets": (
         NNX.format(**RIGHT),
-        {"loss": "squared_error"},
+        {"loss": "squared_error", "metrics": "accuracy"},
         ["squared_error requires as many numbers as there are targets, got outputs float32 (8, 3) and targets"],
     ),
     "a loss that is a mean": (

@@ -58,6 +58,12 @@ def test_a_missing_epsilon_is_that_of_transformers(config, key, epsilon):
     assert family.transformer({name: value for name, value in config.items() if name != key}).norm_epsilon == epsilon
 
 
+@pytest.mark.parametrize("rope", [{}, {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}])
+def test_base_of_rotary_positions_has_two_places(rope):
+    config = {**plain.LLAMA, **rope, "rope_theta": None if rope else 500.0}
+    assert FAMILIES["llama"].transformer(config).rope_base == 500
+
+
 def test_nothing_is_read_before_it_is_asked_for(folder):
     plain.write(folder, plain.QWEN2, plain.draw(plain.QWEN2, "bfloat16"), files=2)
     params = load(folder).params

@@ -69,6 +69,16 @@ def test_keeps_xla_flags_of_the_user():
     assert run_python(KEEPS, XLA_FLAGS=given).strip() == given
 
 
+@pytest.mark.parametrize(("asked", "opened"), [(2, 8), (9, 9)])
+def test_keeps_devices_that_were_asked_for_before(asked, opened, monkeypatch):
+    settings = {}
+    monkeypatch.setenv("XLA_FLAGS", devices.SCHEDULER_FLAG)
+    monkeypatch.setattr(devices, "backend_started", lambda: False)
+    monkeypatch.setattr(jax.config, "update", settings.__setitem__)
+    simulate(asked)
+    assert settings == {"jax_platforms": "cpu", "jax_num_cpu_devices": opened}
+
+
 def test_accepts_fewer_devices_than_open_ones():
     assert backend_started()
     assert jax.device_count() == 8

@@ -56,6 +56,12 @@ def test_problems_of_reference_models(spec, message):
         load_model({"name": "transformer", **spec}, vocabulary=256, length=64)
 
 
+def test_classes_cover_those_of_the_data():
+    assert load_model({"name": "mlp", "features": 4, "classes": 10}, classes=10).name == "mlp"
+    with pytest.raises(ValueError, match=r"model\.classes=9 is less than the data's 10"):
+        load_model({"name": "mlp", "features": 4, "classes": 9}, classes=10)
+
+
 @pytest.mark.parametrize("result", [Model(init=init, loss=loss), (init, loss), Pair(init, loss), Mine()])
 def test_what_a_function_may_return(user_module, result):
     user_module(make=lambda: result)

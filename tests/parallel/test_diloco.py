@@ -12,7 +12,8 @@ from spmdkit.checkpoints.manager import CheckpointError, Checkpoints
 from spmdkit.layouts.problems import LayoutError
 from spmdkit.models import TransformerConfig, transformer
 from spmdkit.parallel import DataParallelConfig, census, verify
-from spmdkit.parallel.diloco import outer_step
+from spmdkit.parallel.collectives import StepCounts
+from spmdkit.parallel.diloco import cost, outer_step
 from support import toy
 
 FSDP = {"size": 2, "floor_bytes": 1024}
@@ -143,6 +144,13 @@ def test_shared_parameters_move_by_nesterov_momentum():
         jax.jit(mapped)(shared, copies, momentum), (moved, [*moved, *moved], velocity), strict=True
     ):
         np.testing.assert_array_equal(found, expected)
+
+
+def test_frozen_parameters_are_not_exchanged():
+    plan = toy.plan(ROUND, frozen=frozenset({"blocks/up"}))
+    rows = {row.path: row.elements_per_device for row in plan.table.rows}
+    *_, line = cost(plan, StepCounts(calls={}), "cpu")
+    assert line.bytes == 4 * (sum(rows.values()) - rows["blocks/up"])
 
 
 def test_what_crosses_data_is_metrics_and_once_a_round_the_parameters(ours):

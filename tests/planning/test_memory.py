@@ -1,11 +1,14 @@
 """The analytic memory of a step: values of traced programs, kinds, remedies, and its distance from the compiler's."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from spmdkit.configs import load_config
+from spmdkit.configs import Config, load_config
 from spmdkit.mesh import targets
+from spmdkit.planning import memory
 from spmdkit.planning.memory import AnalyticMemory, _changes, analytic_memory, peak_of
 from spmdkit.planning.run_plan import plan_run
 from spmdkit.runtime.build_run import build
@@ -124,6 +127,15 @@ def test_remat_keeps_fewer_activations(without_compiler):
     inputs = 3 * (32 // 8) * 256 * 256 * 2  # of the blocks in the loop; the last one is outside
     assert kept["none"] > 1.3 * kept["dots"] > 3 * kept["full"]
     assert inputs <= kept["full"] <= 2 * inputs
+
+
+def test_remedies_need_less_and_the_largest_saving_is_last(monkeypatch):
+    needed = {"more shards": 3, "microbatches": 9, "recomputation": 5}
+    monkeypatch.setattr(memory, "_changes", lambda config, devices: [(change, change) for change in needed])
+    monkeypatch.setattr(memory, "build", lambda config, devices: config)
+    monkeypatch.setattr(memory, "analytic_memory", lambda change: SimpleNamespace(peak_bytes=needed[change]))
+    found = memory.find_remedies(Config(), "h100:1x8", 9)
+    assert found == (memory.Remedy("recomputation", 5), memory.Remedy("more shards", 3))
 
 
 @pytest.fixture

@@ -449,6 +449,16 @@ def compiler(tmp_path, monkeypatch):
     return put
 
 
+def test_processes_get_the_variables_of_the_config(tmp_path, compiler, monkeypatch):
+    compiler(f'echo "$FLAGS $OTHER" > {tmp_path}/variables; echo {{}}')
+    monkeypatch.setenv("FLAGS", "of the shell")
+    monkeypatch.setenv("OTHER", "too")
+    with Compilations("h100:1x8", {"FLAGS": "of the config"}) as compilations:
+        compilations.start("")
+        compilations.wait(time.monotonic() + 60)
+    assert (tmp_path / "variables").read_text() == "of the config too\n"
+
+
 def test_processes_are_killed_and_files_removed(tmp_path, compiler):
     """A compilation that hangs ends with the search, with everything that it started."""
     compiler(f"sleep 600 &\necho $! > {tmp_path}/child\nwait")

@@ -10,7 +10,11 @@ from support import toy
 
 pytestmark = [
     pytest.mark.usefixtures("broadcasting", "float64"),
-    pytest.mark.slow_except("test_several_names_are_several_arguments"),
+    pytest.mark.slow_except(
+        "test_several_names_are_several_arguments",
+        "test_equinox_drops_nothing_in_a_prediction",
+        "test_statistics_of_nnx_follow_the_batch",
+    ),
 ]
 ROWS, FEATURES, CLASSES = 8, 4, 4
 
@@ -178,6 +182,37 @@ def test_keras_model_that_is_not_built(keras_float64):
             return self.second(self.dropout(self.first(inputs), training=training))
 
     assert "random numbers" in proved(Net())
+
+
+def test_equinox_drops_nothing_in_a_prediction():
+    import equinox as eqx
+
+    class Net(eqx.Module):
+        scale: jax.Array
+        dropout: eqx.nn.Dropout
+
+        def __call__(self, x, key):
+            return self.dropout(self.scale * x, key=key)
+
+    model = adapt(Net(jnp.ones(()), eqx.nn.Dropout(0.5)), loss="squared_error", example=batch(), inputs="inputs")
+    outputs = model.predict(model.init(jax.random.key(0)), batch())
+    np.testing.assert_array_equal(outputs, batch()["inputs"])
+
+
+def test_statistics_of_nnx_follow_the_batch():
+    from flax import nnx
+
+    class Net(nnx.Module):
+        def __init__(self, *, rngs: nnx.Rngs):
+            self.norm = nnx.BatchNorm(FEATURES, momentum=0.75, rngs=rngs)
+
+        def __call__(self, x):
+            return self.norm(x)
+
+    model, key = adapt(Net, loss="softmax_cross_entropy", example=batch()), jax.random.key(0)
+    rows = batch() | {"inputs": batch()["inputs"].astype(np.float32)}
+    state = model.loss(model.init(key), rows, key, model.init_state(key)).state
+    np.testing.assert_allclose(state["norm"]["mean"], rows["inputs"].mean(axis=0) / 4, rtol=1e-5)
 
 
 def test_several_names_are_several_arguments():

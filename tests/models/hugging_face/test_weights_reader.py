@@ -231,6 +231,12 @@ def test_as_an_array():
         np.asarray(stacked, copy=False)
 
 
+@pytest.mark.parametrize("other", [WHOLE[0].astype(np.float16), WHOLE[0, :3]])
+def test_blocks_must_be_alike(other):
+    with pytest.raises(ValueError, match=r"Block 1 is float\d+\[\d, 8\], but block 0 float32\[6, 8\]"):
+        Stacked([WHOLE[0], other])
+
+
 def test_every_device_reads_its_own_part():
     parts = [Recorded(array) for array in WHOLE]
     mesh = DeviceMesh.of(fsdp=2, pipe=2, devices=[f"cpu:{n}" for n in range(4)]).backend_mesh

@@ -62,3 +62,20 @@ def test_scatter(size, float64):
 
     ring = on_ring(size, local, (P(None, None, "tensor"), P("tensor")), P(None, "tensor"))
     assert_same(ring, jnp.matmul, normal(ROWS, POSITIONS, WIDTH), h, weight)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_every_part_is_sent_once(size):
+    columns = P(None, "tensor")
+
+    def gathered(x, weight):
+        return ring_gather_products(x, [weight], "tensor", size)[0]
+
+    def scattered(h, weight):
+        return ring_product_scatter(h, weight, "tensor", size)
+
+    gather = on_ring(size, gathered, (columns, columns), P(None, None, "tensor"))
+    scatter = on_ring(size, scattered, (P(None, None, "tensor"), P("tensor")), columns)
+    for ring, weight in ((gather, normal(WIDTH, COLUMNS)), (scatter, normal(COLUMNS, WIDTH))):
+        traced = jax.make_jaxpr(ring)(normal(ROWS, POSITIONS, len(weight)), weight)
+        assert str(traced).count("ppermute[") == size - 1

@@ -12,10 +12,11 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.parallel import build_step, lay_out
+from spmdkit.parallel.collectives import Collective
 from spmdkit.parallel.context import ContextConfig
 from spmdkit.parallel.pipeline import PipelineConfig
 from spmdkit.parallel.tensor import TensorConfig
-from spmdkit.parallel.xla.ring_hop import hop
+from spmdkit.parallel.xla.ring_hop import convert_hops, hop
 from support import toy
 
 PIPE = PipelineConfig(size=2, microbatches=2)
@@ -78,6 +79,12 @@ def test_on_simulated_devices_every_hop_is_an_all_to_all_of_its_group(name):
         size = step.plan.mesh.axis_size(*axes)
         assert (sent[axes].count, sent[axes].bytes) == (line.count, line.bytes * size)
     assert along(here, "collective-permute", pipe=True).keys() == along(there, "collective-permute", pipe=True).keys()
+
+
+def test_an_all_to_all_moves_a_part_for_each_device():
+    line = Collective("collective-permute", ("context",), 3, 100)
+    assert convert_hops(line, 4, "cpu") == Collective("all-to-all", ("context",), 3, 400)
+    assert convert_hops(line, 4, "cuda") == line
 
 
 def test_notes_list_program_differences():

@@ -1,12 +1,14 @@
 """The command line: help texts, arguments, suggestions, exit codes."""
 
 import io
+import json
 import re
 import shlex
 import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from spmdkit.configs import load_config
@@ -214,3 +216,10 @@ def test_reports_an_output_that_takes_nothing(words, unbuffered, capsys, monkeyp
         assert command_line.main(words) == 75
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: the standard output: No space left on device.")
+
+
+@pytest.mark.parametrize(("ok", "code"), [(True, 0), (False, 1)])
+def test_verify_exits_with_1_if_training_differs(ok, code, cli, monkeypatch):
+    found = SimpleNamespace(ok=ok, to_json=lambda: {"ok": ok})
+    monkeypatch.setattr("spmdkit.runtime.verify.verify_config", lambda *_, **__: found)
+    assert json.loads(cli(code, "verify", "quickstart", "--json").out) == {"ok": ok}

@@ -4,6 +4,7 @@ import json
 import re
 import zlib
 from math import prod
+from pathlib import Path
 
 import jax
 import pytest
@@ -98,6 +99,7 @@ def test_second_run_of_a_process_ignores_directory_of_the_first(unconfigured, mo
         path = open_cache(RunConfig(cache="", simulate=8), 1.0).path
         assert path.startswith(f"{tmp_path}/caches/spmdkit/programs/")
         assert jax.config.jax_compilation_cache_dir == path
+        assert Path(path).stat().st_mode & 0o777 == 0o700, "programs run unchecked"
 
 
 def test_jax_platforms_selects_cpu_on_a_host_with_gpus(monkeypatch):

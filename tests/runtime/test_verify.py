@@ -22,6 +22,9 @@ from support.runs import write_config, write_language_config
 pytestmark = pytest.mark.slow_except(
     "test_what_cannot_work_is_exit_code_2",
     "test_shrinking_keeps_what_divides",
+    "test_a_large_transformer_becomes_small",
+    "test_sizes_at_which_the_optimizer_does_the_same",
+    "test_token_ids_are_folded_into_a_smaller_vocabulary",
     "test_weights_are_ragged_and_no_row_is_without",
     "test_devices_are_those_that_the_strategy_needs",
     "test_compares_as_the_run_trains",

@@ -1,4 +1,4 @@
-from spmdkit.training.callbacks.callback import EVENTS, Callback, Requests, implements
+from spmdkit.training.callbacks.callback import EVENTS, Callback, Requests, Run, implements
 
 
 class Mine(Callback):
@@ -28,3 +28,11 @@ def test_requests_survive_as_text():
     assert Requests.read(each.text() for each in requests) == requests[0] | requests[1] | requests[2]
     assert Requests.read(each.text() for each in parts).parts == {"body": 0.0, "head": 1.0}
     assert parts[1], "a factor of 0 is a request"
+
+
+def test_each_callback_keeps_its_own_checkpoints(tmp_path):
+    run, best, milestones = Run(folder=tmp_path, start=0, num_steps=9), object(), object()
+    run.keep(best, {2})
+    run.keep(milestones, {5})
+    run.keep(best, {4})
+    assert run.kept == {4, 5}

@@ -121,7 +121,6 @@ def test_float16_leaves_updates_out_until_its_scale_fits(step, batch, tmp_path):
     assert fitted.records[-1]["loss"] < fitted.records[0]["loss"]
 
 
-@pytest.mark.slow
 def test_copies_are_compared_before_a_save(step, batch, tmp_path):
     def flipping(state, batch):
         if int(local_copy(state.step)) == 3:

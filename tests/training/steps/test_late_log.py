@@ -1,10 +1,11 @@
 """What the loop reports, and when it waits: around a step that only pretends."""
 
-import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from spmdkit.training.loop import run_steps
+from spmdkit.training.steps import late_log
 from spmdkit.training.steps.late_log import RUN_AHEAD
 from support.training import PretendStep, first_state
 
@@ -47,31 +48,38 @@ def test_reads_metrics_late_and_in_order():
     assert lags == [RUN_AHEAD] * 7 + [1, 0]  # the last ones when there is nothing left to start
 
 
-@pytest.mark.slow
-def test_first_step_and_pauses_are_not_timed():
+def test_first_step_and_pauses_are_not_timed(monkeypatch):
+    clock = [0.0]
+
+    def takes(seconds):
+        clock[0] += seconds
+        return {}
+
     class Compiling(PretendStep):
         def __call__(self, state, batch):
-            if not self.started:
-                time.sleep(1.0)
+            takes(0.0 if self.started else 1.0)
             return super().__call__(state, batch)
 
+        def _on_wait(self, number):
+            takes(0.25)
+            super()._on_wait(number)
+
     reported = []
+    monkeypatch.setattr(late_log, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     run_steps(
-        Compiling(seconds=0.01),
+        Compiling(),
         first_state(6),
         [{}] * 12,
         start=6,
         log_every=5,
         pause_at=lambda number: number in (10, 12),
-        on_pause=lambda number, state: time.sleep(0.5) or {},
-        after_pause=lambda number, state: time.sleep(0.5),
+        on_pause=lambda number, state: takes(8.0),
+        after_pause=lambda number, state: takes(8.0),
         on_progress=reported.append,
     )
-    assert [progress.step for progress in reported] == [10, 12, 15, 18]
-    assert all(0.01 <= progress.seconds < 0.2 for progress in reported)
-    assert all(50 < progress.tokens_per_second <= 1000 for progress in reported)
-    weights = [progress.tokens_per_second * progress.seconds for progress in reported]
-    assert weights == pytest.approx([10] * 4)
+    assert [(each.step, each.seconds, each.tokens_per_second) for each in reported] == [
+        (step, 0.25, 40.0) for step in (10, 12, 15, 18)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,6 @@ OURS = {
 }
 
 
-@pytest.mark.slow_cases("transformer")
 @pytest.mark.parametrize(("model", "rules"), OURS.values(), ids=OURS)
 def test_reference_models_name_activations(model, rules):
     step = make({"data": 2, "tensor": {"size": 2, "explicit": False}}, rules, model)

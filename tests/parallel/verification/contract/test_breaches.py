@@ -146,7 +146,7 @@ BROKEN = {
         *("every gradient is zero: 96 parameters, a loss of (0, 4)", "a loss multiplied by 0"),
     ),
 }
-QUICK = ("ignored", "number of rows", "no weight", "penalty")
+QUICK = ("ignored", "number of rows", "no weight", "penalty", "times zero")
 
 
 def batch(rows=ROWS):

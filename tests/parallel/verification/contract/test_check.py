@@ -226,7 +226,6 @@ def test_different_keys_draw_different_numbers(key):
     assert abs(float(folded.mean()) - 0.5) < 0.05
 
 
-@pytest.mark.slow
 def test_shared_key_draws_one_small_number_for_all_rows(key):
     shared = shared_key(key)
     rows = jax.vmap(lambda row: jax.random.uniform(jax.random.fold_in(shared, row), (3,)))(jnp.arange(4))

@@ -14,6 +14,12 @@ LENGTH = 16
 TENSOR, CONTEXT, EXPERT = TensorConfig(size=2), ContextConfig(size=2), ExpertConfig(size=2)
 
 
+def test_any_split_work_counts():
+    assert not ParallelContext(added={"mine": TensorConfig()}, platform="gpu").splits_anything
+    for split in ({"tensor": TENSOR}, {"context": CONTEXT}, {"expert": EXPERT}, {"added": {"mine": TENSOR}}):
+        assert ParallelContext(**split).splits_anything, split
+
+
 def test_lists_options_that_send_to_neighbors():
     ring = TensorConfig(size=2, collective_matmul=True)
     assert ParallelContext(context=CONTEXT, tensor=ring).rings == (

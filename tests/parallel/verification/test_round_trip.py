@@ -11,11 +11,11 @@ from spmdkit.parallel import Precision, build_step, lay_out
 from spmdkit.parallel.sharding import stored_order
 from spmdkit.parallel.sharding.stored_order import StoredOrder
 from spmdkit.parallel.verification.compare import verify_step
-from spmdkit.parallel.verification.round_trip import in_memory, round_trip
+from spmdkit.parallel.verification.round_trip import _step_on_other_mesh, in_memory, round_trip
 from support import toy
 from support.verification import FIVE_BLOCKS
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow_except("test_chooses_another_mesh")
 
 
 def counting(params):
@@ -110,3 +110,11 @@ def test_finds_changed_arrays(planted):
     result = sent(planted)
     assert any(each.startswith(CHANGED[planted]) for each in result.differing)
     assert result.next_step_rel == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "other"),
+    [({"data": 2}, {"fsdp": 2}), ({"fsdp": 2}, {"data": 2}), ({"data": 2, "fsdp": 2}, {"fsdp": 4}), ({"data": 1}, {})],
+)
+def test_chooses_another_mesh(strategy, other):
+    assert dict(_step_on_other_mesh(toy.build(strategy)).plan.mesh.split_axes) == other

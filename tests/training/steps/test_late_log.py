@@ -53,7 +53,6 @@ def test_first_step_and_pauses_are_not_timed(monkeypatch):
 
     def takes(seconds):
         clock[0] += seconds
-        return {}
 
     class Compiling(PretendStep):
         def __call__(self, state, batch):
@@ -73,7 +72,7 @@ def test_first_step_and_pauses_are_not_timed(monkeypatch):
         start=6,
         log_every=5,
         pause_at=lambda number: number in (10, 12),
-        on_pause=lambda number, state: takes(8.0),
+        on_pause=lambda number, state: takes(8.0) or {},
         after_pause=lambda number, state: takes(8.0),
         on_progress=reported.append,
     )

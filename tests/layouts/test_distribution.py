@@ -145,6 +145,7 @@ def test_model_parallel_layouts(mesh, rules):
     assert value.get_variable_layout(BIAS).axes == ("model",)
     assert value.get_variable_layout(SEED).axes == (None,)  # no rule
     assert value.get_variable_layout(np.zeros((8, 4)), "dense_2/kernel").axes == (None, "model")  # path next to it
+    assert value.get_variable_layout(SEED, BIAS.path).axes == ("model",), "the given path counts"
     assert value.get_data_layout((2, 3, 4)).axes == ("data", None, None)
     assert value.get_tensor_layout("/model/layer/tensor").axes == ("data", None)
     assert value.get_tensor_layout("/model/layer/other_tensor") is None

@@ -59,6 +59,12 @@ FAILURES = {
 }
 
 
+@pytest.mark.parametrize("kind", [ImportError, OSError, RuntimeError])
+def test_memory_may_run_out_while_a_library_is_loaded(kind):
+    code, cause = known_cause(kind("libx.so: failed to map segment from shared object"))
+    assert (code, cause.partition(":")[0]) == (TRY_AGAIN, "There is not enough memory")
+
+
 @pytest.mark.parametrize("name", FAILURES)
 def test_explains_known_failures(name, tmp_path, capsys):
     fail, code, says = FAILURES[name]

@@ -158,6 +158,14 @@ def test_exposes_what_kernels_do_not_hide(kernels, step, exposed):
     assert (only.kind, only.kernels, only.matmuls) == ("all-gather", kernels, 0)
 
 
+def test_collectives_in_flight_take_turns():
+    body = exchange(0).replace(
+        "  ROOT %done", "  %other = f32[250] all-gather-start(%x), replica_groups={{0,1,2,3}}\n  %done"
+    )
+    found = simulated(f"{body}\n  ROOT %last = f32[1000] all-gather-done(%other)")
+    assert found.step_seconds == found.communication_seconds == pytest.approx(6e-3)
+
+
 @pytest.mark.parametrize(("speed", "step", "exposed"), [(0.8, 3e-3, 0.5e-3), (0.5, 3.5e-3, 0.0)])
 def test_kernel_is_slower_while_a_collective_runs(speed, step, exposed):
     """A kernel of 2 ms beside 3 ms of communication: at 80 % it takes 2.5 ms; at 50 %, 1.5 of it are done after 3."""
@@ -196,6 +204,12 @@ def test_recorder_keeps_events_up_to_its_limit():
     recorder.add(event)
     recorder.add(event)
     assert recorder.events == [event]
+
+
+def test_each_network_has_its_own_time_to_start():
+    slow, target = WITHOUT_LOSSES._replace(link_seconds=1.0, network_seconds=5.0), Target("card:2x4", CARD, 2, 4)
+    found = [collective_seconds("all-gather", 0, [group], target, slow) for group in ([0, 1], [0, 4])]
+    assert found == [1.0, 5.0]
 
 
 def test_permute_between_hosts_uses_one_adapter():

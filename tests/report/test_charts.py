@@ -35,6 +35,12 @@ def test_draws_points_at_their_labels():
     assert drawn["description"] == "training: 3.0000 at step 10, 1.0000 at step 30, between 1.0000 and 3.0000."
 
 
+@pytest.mark.parametrize("value", [0.5, 9.0])
+def test_references_are_within_the_plot(value):
+    drawn = chart(Series("training", [(10, 3.0), (20, 2.0)]), references=[Reference("bigram", value)])
+    assert 0 <= drawn["references"][0][0] <= 100
+
+
 @pytest.mark.parametrize(("last", "under"), [(3.0, True), (1.0, False)])
 def test_places_reference_name_away_from_lines(last, under):
     drawn = chart(Series("a", [(0, 4.0), (9, last)]), references=[Reference("bigram", 2.0)])

@@ -14,6 +14,8 @@ from spmdkit.models.moe import MoEConfig
 from spmdkit.models.transformer_config import TransformerConfig
 from support import plain_families as plain
 
+GPT2 = {"norm": "layer", "positions": "learned", "mlp": "gelu", "mlp_bias": True, "attention_bias": "all"}
+
 
 def read_all(folder):
     """Arrays by name, of all files of a folder, by the specification alone."""
@@ -112,7 +114,7 @@ def test_a_failure_leaves_nothing(tmp_path, monkeypatch):
         ({"attention_bias": "all"}, "llama"),
         ({"attention_bias": "inputs"}, "qwen2"),
         ({"head_norm": True}, "qwen3"),
-        ({"norm": "layer", "positions": "learned", "mlp": "gelu", "mlp_bias": True, "attention_bias": "all"}, "gpt2"),
+        (GPT2, "gpt2"),
     ],
 )
 def test_the_family_of_an_arrangement(options, family):
@@ -124,5 +126,8 @@ def test_an_arrangement_of_no_family():
         family_of(TransformerConfig(vocabulary=8, length=8, norm="layer"))
     assert "llama: model.norm=layer (rms)" in str(error.value)
     assert "gpt2: model.positions=rotary (learned)" in str(error.value)
+    for other in ({"head_width": 32}, {"kv_heads": 2}):
+        with pytest.raises(UserError, match=r"gpt2: model\.kv_heads and model\.head_width \(they must follow"):
+            family_of(TransformerConfig(vocabulary=8, length=8, width=64, heads=4, **GPT2, **other))
     with pytest.raises(UserError, match="A mixture of experts"):
         family_of(MoEConfig(vocabulary=8, length=8))

@@ -1,5 +1,6 @@
 """ZeRO stages 1 and 2: where the state lives, what stays whole, and how often gradients move."""
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from math import prod
@@ -8,7 +9,9 @@ import jax.numpy as jnp
 import optax
 import pytest
 from spmdkit.parallel import FSDPConfig, Model, Precision
+from spmdkit.parallel.collectives import StepCounts
 from spmdkit.parallel.data import DataParallelConfig
+from spmdkit.parallel.zero import cost
 from support import toy
 
 ODD = Model(
@@ -123,6 +126,12 @@ def test_how_often_gradients_move(stage, accumulate, scatters):
         ("all-gather", ("data",)): 4,  # the updated parameters
         ("all-reduce", ("data",)): 1,  # what stays whole, with the loss, its weight and the square of the norm
     }
+
+
+def test_frozen_parameters_are_gathered_but_not_scattered():
+    plan = toy.plan(zero(1, 4), frozen=frozenset({"blocks/up"}))
+    moved = Counter(line.kind for line in cost(plan, StepCounts(calls={}), "cpu"))
+    assert moved == {"all-gather": 4, "reduce-scatter": 3}
 
 
 def test_bytes_are_those_of_one_all_reduce():

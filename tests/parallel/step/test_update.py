@@ -1,12 +1,17 @@
 """Optimizers that ask for the loss get it, the same on every mesh; those that break the rules get a sentence."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import optax.contrib
 import pytest
 from spmdkit.mesh.errors import UserError
 from spmdkit.parallel import FSDPConfig, build_step, lay_out
+from spmdkit.parallel.step.state import StepMetrics
+from spmdkit.parallel.step.update import _shared_metrics
 from support import toy
 
 STEPS = 4
@@ -98,6 +103,12 @@ def test_local_steps_give_each_group_the_loss_of_its_own_rows():
         wanted = jax.tree.map(lambda leaf, g, value=value: leaf - 0.01 * value * g, params, gradients)
         errors = jax.tree.map(lambda ours, theirs, group=group: toy.relative(ours[group], theirs), after, wanted)
         assert max(jax.tree.leaves(errors)) < 1e-6
+
+
+def test_groups_share_their_mean_loss_and_the_mean_of_their_norms():
+    of_groups = StepMetrics(*np.float32([[1, 4], [3, 5], [1, 3]]))
+    found = jax.vmap(partial(_shared_metrics, reduce_dtype="float32"), axis_name="data")(of_groups)
+    assert [each.tolist() for each in found[:3]] == [[3.25, 3.25], [4, 4], [4, 4]]
 
 
 def broken(update, init=lambda params: optax.EmptyState()):

@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import PartitionSpec
 from spmdkit.layouts.problems import LayoutError
 from spmdkit.parallel import Model, census
-from spmdkit.parallel.compression import BLOCK, _exchange, dequantize, quantize
+from spmdkit.parallel.compression import BLOCK, Errors, _exchange, dequantize, quantize, reduce
+from spmdkit.parallel.plan import Reduced
 from spmdkit.training.loop import run_steps
 from spmdkit.training.steps.not_finite import Diverged
 from support import toy
@@ -66,6 +67,22 @@ def test_a_sum_lacks_only_what_is_owed_for_the_next_one():
     assert 0.001 < np.abs(own_error).max() < 0.05
     expected = (mean + owed - own_error).reshape(2, 2, 8).sum(axis=0) + owed_sum - sum_error
     np.testing.assert_allclose(total, expected, atol=1e-5)
+
+
+def test_errors_do_not_depend_on_the_loss_scale():
+    model = Model(init=lambda key: {"w": jnp.zeros(8)}, loss=lambda *_: (0.0, 1.0))
+    plan = toy.plan({"data": {"size": 2, "compress": "int8"}}, model)
+    random, rows, whole = np.random.default_rng(0), PartitionSpec("data"), PartitionSpec()
+
+    def local(gradient, weight, owed, scale):
+        found = reduce(Reduced({"w": gradient[0] * scale}, [weight[0], weight[0]], owed, scale), plan)
+        return found.gradients["w"] / scale, found.errors
+
+    specs = {"in_specs": (rows, rows, rows, whole), "out_specs": (whole, rows)}
+    mapped = jax.jit(jax.shard_map(local, mesh=plan.mesh.backend_mesh, **specs))
+    gradient, owed = (random.normal(size=shape).astype(np.float32) for shape in ((2, 8), (2, 2, BLOCK)))
+    given = gradient, np.float32([1, 3]), Errors((owed,), (owed[:, :1],))
+    jax.tree.map(np.testing.assert_array_equal, *(mapped(*given, np.float32(scale)) for scale in (1, 1024)))
 
 
 def test_nothing_is_owed_at_first():

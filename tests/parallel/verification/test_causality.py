@@ -11,12 +11,12 @@ from spmdkit.parallel.verification.causality import look_ahead
 from support import toy
 
 ROWS, LENGTH, VOCABULARY = 3, 8, 11
-random = np.random.default_rng(0)
-TABLE = random.normal(size=(VOCABULARY, VOCABULARY))
+TABLE = np.random.default_rng(0).normal(size=(VOCABULARY, VOCABULARY))
 
 
 def language(packed=False):
     """Rows whose targets are the next tokens; packed ones have no weight where a document ends."""
+    random = np.random.default_rng(1)
     tokens = random.integers(0, VOCABULARY, (ROWS, LENGTH + 1)).astype(np.int32)
     weights = random.choice([0.5, 1.0], (ROWS, LENGTH))
     if packed:
@@ -62,10 +62,10 @@ def test_finds_leak_of_later_tokens(who, packed):
 
 def test_reports_the_largest_leak():
     mix = CAUSAL.copy()
-    mix[2, 5], mix[6, 7] = 0.5, 0.01
+    mix[1, 2], mix[3, 4], mix[6, 7] = 0.01, 0.5, 0.01
     seen = look_ahead(losses_of(mix), language(), 1e-9).seen
     assert seen is not None
-    assert seen[0] == 4, "the losses up to position 4 depend most on the token after them"
+    assert seen[0] == 3
 
 
 @pytest.mark.parametrize("mix", [CAUSAL, SEEING["the next"]], ids=["causal", "seeing"])

@@ -128,6 +128,7 @@ def test_outcome_is_that_of_the_ranks(tmp_path):
     assert ended(tmp_path, RANK_KILLED, 137).exit_code == 75
     assert ended(tmp_path, "", 0).exit_code == 0
     assert ended(tmp_path, RANK_EXITED, 3, stopped=True).exit_code == 75, "it was told to end"
+    assert ended(tmp_path, "", 130, stopped=True).exit_code == 75
     assert ended(tmp_path, "", 0).tails == ([], [], [], [])
 
 

@@ -71,6 +71,12 @@ def test_client_gets_its_task_from_the_environment(folder):
     assert not any("secret" in word for start in starts for word in start.command), "others can read command lines"
 
 
+def test_the_config_names_the_python_of_all_hosts(folder):
+    hosts = read(folder, "hosts: [{name: one, python: /own/python}, two]\n")
+    _, hosts = ssh.load(LaunchRequest("tiny.yaml", ("launch.python=/opt/python", "strategy={data: -1}")), hosts)
+    assert [host.python for host in hosts.hosts] == ["/own/python", "/opt/python"]
+
+
 @pytest.mark.parametrize(
     ("gpus", "visible", "local"),
     [("gpus_per_process: 2", ["0,1", "2,3"] * 2, [None] * 4), ("", [None] * 4, ["0", "1"] * 2)],

@@ -2,8 +2,9 @@
 
 import pytest
 from spmdkit.configs import ConfigError, load_config, resolved_yaml
+from spmdkit.mesh.errors import UserError
 from spmdkit.mesh.targets import parse_target
-from spmdkit.planning import auto_strategy
+from spmdkit.planning import auto_strategy, explain_run
 from spmdkit.planning.auto_strategy import choose_strategy
 from spmdkit.runtime.build_run import build
 
@@ -35,6 +36,15 @@ def test_only_auto_is_replaced():
     config = load_config("quickstart", SMALL)
     assert choose_strategy(config) is config
     assert choose_strategy(config, parse_target("h100:1x8")) is config
+
+
+def test_explain_chooses_for_its_target(monkeypatch):
+    def choose(config, target=None):
+        raise UserError(f"for {target and target.text}")
+
+    monkeypatch.setattr(explain_run, "choose_strategy", choose)
+    with pytest.raises(UserError, match="for h100:1x8"):
+        explain_run.explain(auto(), "h100:1x8")
 
 
 def test_resume_has_the_recorded_mesh(tmp_path):

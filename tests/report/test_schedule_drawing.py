@@ -97,6 +97,7 @@ def test_svg_has_every_action(name, virtual, tmp_path, cli):
     options = ["--virtual", str(virtual)] if virtual else []
     given = (name, *SIZES, *options, "--recompute", "--costs", "1,1.5,.5", "--svg", str(path))
     assert cli(0, "schedule", *given).out.endswith(f"Wrote {path}.\n")
+    assert "costs 1, 1.5, 0.5" in path.read_text(encoding="utf-8")
     svg = ElementTree.parse(path).getroot()
     schedule = make_schedule(name, 4, 8, virtual=virtual, recompute=True)
     actions = [each for each in svg.iter(f"{SVG}rect") if each.get("class", "").startswith("action")]

@@ -8,6 +8,7 @@ import re
 import shutil
 from functools import partial
 
+import jax
 import numpy as np
 import pytest
 import tensorstore
@@ -19,7 +20,9 @@ from spmdkit.runtime.build_run import build
 from support.faults import damage
 from support.runs import assert_same_arrays, losses, metrics, train, write_config, write_language_config
 
-pytestmark = pytest.mark.slow_except("test_initialized_parameters_are_those_of_the_seed")
+pytestmark = pytest.mark.slow_except(
+    "test_initialized_parameters_are_those_of_the_seed", "test_floating_dtypes_may_differ"
+)
 MODEL = {"name": "transformer", "layers": 5, "width": 16, "heads": 2, "mlp_width": 32}
 WIDER = {**MODEL, "mlp_width": 48}
 STILL = {"name": "sgd", "learning_rate": 1e-30}
@@ -74,6 +77,15 @@ def test_the_optimizer_is_fresh_and_the_data_begins(old, tmp_path):
     (record,) = metrics(tmp_path / "run")
     assert (record["step"], record["learning_rate"]) == (1, 0.01)
     assert record["loss"] < losses(old.parent / "run")[1], "it has learned already"
+
+
+def test_floating_dtypes_may_differ(untrained):
+    built = build(load_config(untrained, ["precision.params=bfloat16"]))
+    checkpoint = CheckpointConfig(start_from=str(untrained.parent / "run"))
+    abstract = built.step.abstract_state().params
+    start = warm_start.WarmStart(checkpoint, built.model, abstract, seed=0, seconds=1.0)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(abstract)} == {"bfloat16"}
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(start.params())} == {"float32"}
 
 
 def test_initialized_parameters_are_those_of_the_seed(untrained):

@@ -12,7 +12,8 @@ TEXTS = [f"mesh {number} axis layout step of the mesh axis number {number}" for 
 
 
 def trained(folder, *special):
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    """It also begins each text with its first special token, unless it is asked not to."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE(unk_token=None))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -20,6 +21,9 @@ def trained(folder, *special):
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     options = {"vocab_size": 300, "special_tokens": list(special), "initial_alphabet": alphabet, "show_progress": False}
     tokenizer.train_from_iterator(TEXTS, trainers.BpeTrainer(**options))
+    for each in special[:1]:
+        begins = {"single": f"{each} $A", "special_tokens": [(each, tokenizer.token_to_id(each))]}
+        tokenizer.post_processor = processors.TemplateProcessing(**begins)
     tokenizer.save(str(folder / "tokenizer.json"))
     return tokenizer
 
@@ -43,7 +47,8 @@ def test_the_codec_gives_text_back_as_it_was_encoded_in_training(tmp_path):
     codec = open_codec(config, [tmp_path])
     for text in ("mesh axis", "def Ü", b"mesh axis"):
         tokens = codec.encode(text)
-        assert tokens == tokenizer.encode(text if isinstance(text, str) else text.decode()).ids
+        plain = text if isinstance(text, str) else text.decode()
+        assert tokens == tokenizer.encode(plain, add_special_tokens=False).ids
         assert codec.decode(tokens) == (text if isinstance(text, str) else text.decode())
     assert len(codec.encode("mesh axis")) < len("mesh axis")
     assert codec.decode(codec.encode("")) == "<|endoftext|>"
@@ -63,7 +68,7 @@ def test_ids_are_those_of_the_library_each_text_with_its_end(named, tmp_path):
     end = tokenizer.token_to_id("<|endoftext|>")
     config = DataConfig(source="jsonl", files=(str(rows(tmp_path)),), tokenizer=named, length=7, eval_fraction=0)
     splits = open_splits(config, [tmp_path])
-    expected = np.concatenate([[*tokenizer.encode(text).ids, end] for text in TEXTS])
+    expected = np.concatenate([[*tokenizer.encode(text, add_special_tokens=False).ids, end] for text in TEXTS])
     found = ids_of(splits, 7)
     np.testing.assert_array_equal(found, expected[: len(found)])
     assert splits.vocabulary == tokenizer.get_vocab_size()
@@ -74,7 +79,7 @@ def test_the_separator_of_the_config_wins(tmp_path):
     tokenizer = trained(tmp_path, "<|endoftext|>")
     given = {"source": "jsonl", "files": (str(rows(tmp_path)),), "tokenizer": str(tmp_path), "length": 7}
     splits = open_splits(DataConfig(**given, separator=9, eval_fraction=0))
-    first = len(tokenizer.encode(TEXTS[0]).ids)
+    first = len(tokenizer.encode(TEXTS[0], add_special_tokens=False).ids)
     assert ids_of(splits, 7)[first] == 9
 
 

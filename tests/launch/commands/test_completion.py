@@ -39,6 +39,8 @@ def test_bash_completes_commands_options_and_files(scripts, tmp_path):
     assert completed(scripts["bash"], tmp_path, "spmdkit", "expo") == ["export"]
     assert completed(scripts["bash"], tmp_path, "spmdkit", "train", "--fr") == ["--fresh"]
     assert completed(scripts["bash"], tmp_path, "spmdkit", "train", "min") == ["mine.yaml"]
+    (tmp_path / "runs").mkdir()
+    assert completed(scripts["bash"], tmp_path, "spmdkit", "report", "ru") == ["runs"]
     assert "verify" in completed(scripts["bash"], tmp_path, "spmdkit", "checkpoint", "")
     assert "hugging_face" in completed(scripts["bash"], tmp_path, "spmdkit", "export", "r", "t", "--to", "")
 

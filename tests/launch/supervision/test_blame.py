@@ -30,6 +30,7 @@ def told(*notes, silent=()) -> list[str]:
     [
         ([Exit(1, -9), Exit(0, 1)], [GLOO, []], 1, 75),
         ([Exit(0, 1), Exit(1, -9)], [GLOO, []], 1, 75),
+        ([Exit(0, 1), Exit(1, -9)], [GLOO, GLOO], 1, 75),
         ([Exit(0, 75), Exit(1, -6)], [LOST, []], 1, 75),
         ([Exit(0, -6), Exit(1, -11)], [SERVICE, []], 1, 75),
         ([Exit(0, -6), Exit(1, 1)], [SERVICE, BOOM], 1, 1),

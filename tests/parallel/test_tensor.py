@@ -75,9 +75,10 @@ def test_every_device_computes_the_heads_that_its_queries_read(heads, kv_heads, 
 
 def test_weights_of_key_value_heads_are_split_only_where_whole_heads_are():
     for kv_heads, axis in ((2, "tensor"), (1, None)):
-        layouts = toy.plan({"tensor": 2}, model(kv_heads=kv_heads))
+        layouts = toy.plan({"tensor": 2}, model(kv_heads=kv_heads, attention_bias="inputs"))
         table = {row.path: row.layout.axes for row in layouts.table.rows}
         assert table["blocks/attention/key"] == table["blocks/attention/value"] == (None, None, axis)
+        assert table["blocks/attention/key_bias"] == table["blocks/attention/value_bias"] == (None, axis)
         assert table["blocks/attention/query"] == (None, None, "tensor")
 
 

@@ -24,10 +24,11 @@ def test_first_parameters_loss_and_gradients_are_those_of_the_plain_one(float64)
 
 
 def test_linear_classifier_and_flops():
-    linear = MLPConfig(features=6, classes=3, widths=())
-    shapes = jax.tree.map(jnp.shape, mlp(linear).init(jax.random.key(0)))
-    assert shapes == {"layers": [{"kernel": (6, 3), "bias": (3,)}]}
-    assert mlp(linear).flops_per_row == 6 * 6 * 3
+    linear = MLPConfig(features=6, classes=300, widths=())
+    params = mlp(linear).init(jax.random.key(0))
+    assert jax.tree.map(jnp.shape, params) == {"layers": [{"kernel": (6, 300), "bias": (300,)}]}
+    assert np.std(params["layers"][0]["kernel"]) == pytest.approx((2 / 6) ** 0.5, rel=0.1), "by the features"
+    assert mlp(linear).flops_per_row == 6 * 6 * 300
     assert CONFIG.flops_per_row == 6 * (6 * 8 + 8 * 5 + 5 * 3)
 
 

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 from spmdkit.models.adapters.adapted import Rows, drop, mode_arguments
 from spmdkit.models.adapters.keras import _moments, _on_mesh
 from spmdkit.models.adapters.library_model import adapt
+from spmdkit.models.adapters.linen import adapt_linen
 from spmdkit.parallel.sharding.batch_rows import uses_batch_axes
 from support import toy
 
@@ -95,6 +96,16 @@ def test_batch_norm_of_keras_has_the_moments_of_all_rows():
     mean, variance = jax.jit(mapped)(values)
     np.testing.assert_allclose(mean, values.mean(axis=(0, 1)), rtol=1e-5)
     np.testing.assert_allclose(variance, values.var(axis=(0, 1)), rtol=1e-5)
+
+
+def test_dropout_of_linen_shares_its_mask_along_its_broadcast_dims():
+    from flax import linen as nn
+
+    dropout = nn.Dropout(0.5, broadcast_dims=(1,), deterministic=False)
+    _, call = adapt_linen(dropout, ONES[0])
+    dropped = np.asarray(call({}, None, ONES, Rows(key=KEY, example=EXAMPLE, axes=()))[0])
+    np.testing.assert_array_equal(dropped, np.broadcast_to(dropped[:, :1], ONES.shape))
+    assert set(np.unique(dropped).tolist()) == {0.0, 2.0}
 
 
 def two_dropouts(library):

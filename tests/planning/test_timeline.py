@@ -59,6 +59,12 @@ def test_kernel_moves_its_operands_and_its_result():
     assert found.communication_seconds == 0
 
 
+def test_kernel_writes_all_of_its_results():
+    """1,000 bytes in, 1,000 and 2,000 out."""
+    found = simulated("  %x = f32[250] parameter(0)\n  ROOT %y = (f32[250], f32[500]) custom-call(%x)")
+    assert found.step_seconds == pytest.approx(4e-3)
+
+
 def test_slice_reads_and_writes_its_result_alone():
     """400 bytes twice at 1 MB/s."""
     found = simulated("  %x = f32[250] parameter(0)\n  ROOT %y = f32[100] slice(%x), slice={[0:100]}")

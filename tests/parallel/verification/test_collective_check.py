@@ -9,6 +9,7 @@ import optax
 import pytest
 from jax import lax
 from spmdkit.parallel import DataParallelConfig, FSDPConfig, Model
+from spmdkit.parallel.collectives import Collective, differing
 from spmdkit.parallel.step import train_step as step_file
 from spmdkit.parallel.verification.collective_check import check_collectives, combines_elements
 from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
@@ -16,6 +17,7 @@ from support import toy
 
 pytestmark = pytest.mark.slow_except(
     "test_detects_optimizer_that_combines_elements",
+    "test_either_figure_makes_a_difference",
     "test_compares_no_bytes_of_shards_that_xla_moves",
     "test_finds_extra_collective_in_update",
 )
@@ -76,6 +78,15 @@ def test_accepts_missing_collectives_of_frozen_parameters(strategy):
     assert check_collectives(step, BATCH, frozen=("up", "bias")).unexpected == ()
     named = check_collectives(step, BATCH).unexpected
     assert any(text.startswith("reduce-scatter") for text in named), "they need not be moved, and are not"
+
+
+@pytest.mark.parametrize("figure", ["count", "bytes"])
+def test_either_figure_makes_a_difference(figure):
+    line = Collective("all-reduce", ("data",), 2, 64)
+    other = replace(line, **{figure: 1})
+    assert differing([line], [line]) == {}
+    assert differing([line], [other]).keys() == {line.key}
+    assert differing([line], [other], {"count", "bytes"} - {figure}) == {}
 
 
 def test_compares_no_bytes_of_shards_that_xla_moves():

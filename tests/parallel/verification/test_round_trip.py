@@ -15,7 +15,7 @@ from spmdkit.parallel.verification.round_trip import _step_on_other_mesh, in_mem
 from support import toy
 from support.verification import FIVE_BLOCKS
 
-pytestmark = pytest.mark.slow_except("test_chooses_another_mesh")
+pytestmark = pytest.mark.slow_except("test_chooses_another_mesh", "test_finds_count_lost_on_one_device")
 
 
 def counting(params):
@@ -110,6 +110,13 @@ def test_finds_changed_arrays(planted):
     result = sent(planted)
     assert any(each.startswith(CHANGED[planted]) for each in result.differing)
     assert result.next_step_rel == float("inf")
+
+
+def test_finds_count_lost_on_one_device():
+    step = toy.build({"data": 1})
+    state = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), step.abstract_state())
+    first, _ = round_trip(step, state, toy.batch(0), uncounted).differing
+    assert first == "step, restored onto 1 device, differs in 1 of 1 numbers"
 
 
 @pytest.mark.parametrize(

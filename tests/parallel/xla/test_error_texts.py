@@ -24,7 +24,13 @@ def chooses(x):
     return lax.cond(x[0] > 0, lambda: x, lambda: jnp.ones(2))
 
 
-@pytest.mark.parametrize("function", [grows, chooses])
+def replays(x):
+    """A loop that was traced for values that do not differ."""
+    loop, constants = jax.closure_convert(lambda x: lax.scan(lambda y, each: (y * each, y), x[0], x)[1], jnp.ones(2))
+    return loop(x, *constants)
+
+
+@pytest.mark.parametrize("function", [grows, chooses, replays])
 def test_values_that_vary_over_different_axes(function):
     with pytest.raises((TypeError, ValueError)) as error:
         jax.eval_shape(on_two(function, P("data"), P("data")), jnp.ones(4))

@@ -1,6 +1,5 @@
 """The training loop around a step that only counts, fake steps and loaders, and small optimizations."""
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,13 +120,13 @@ class Late:
 
 
 class PretendStep:
-    """Counts steps; step n has loss 100 + n, takes `seconds` once it is waited for, and may go wrong."""
+    """Counts steps; step n has loss 100 + n, and may go wrong."""
 
-    def __init__(self, *, seconds: float = 0.0, losses: dict[int, float] | None = None, norms=None):
+    def __init__(self, *, losses: dict[int, float] | None = None, norms=None):
         self.started: list[int] = []
         self.awaited: list[tuple[int, int]] = []
         """Steps that were waited for, each with the newest step then started."""
-        self.seconds, self.losses, self.norms = seconds, losses or {}, norms or {}
+        self.losses, self.norms = losses or {}, norms or {}
 
     def __call__(self, state, batch):
         number = int(state.step) + 1
@@ -137,7 +136,6 @@ class PretendStep:
         return first_state(number), StepMetrics(loss, norm, Late(10.0))
 
     def _on_wait(self, number: int) -> None:
-        time.sleep(self.seconds)
         self.awaited.append((number, self.started[-1]))
 
 

@@ -34,7 +34,7 @@ test-equivalence: $(VENV)/.test  ## compare every strategy and product with one 
 test-quick: $(VENV)/.test  ## run the tests that are neither slow nor multiprocess: 2 minutes
 	$(PYTEST) -m "not slow and not multiprocess and not long and not table and not faults and not cluster and not targets and not libraries" $(ARGS)
 
-test-long: $(VENV)/.test  ## run the tests marked long, which `make test` leaves out: 8 minutes
+test-long: $(VENV)/.test  ## run the tests marked long, which `make test` leaves out: 12 minutes
 	$(PYTEST) -m "long and not faults" $(ARGS)
 
 test-libraries: $(VENV)/.test  ## compare weights, plans, loaders and logs with torch, transformers, tensorflow, datasets, MLflow and W&B (installs 2 GB)

@@ -24,12 +24,12 @@ from ..mesh.targets import Target, has_compiler, parse_target
 from .candidates import Candidate, enumerate_candidates, model_sizes
 from .estimate import Estimate, Estimator
 from .run_plan import USABLE
-from .separate_process import Compilations, Outcome
+from .separate_process import STILL_COMPILING, Compilations, Outcome
 
 A_WEEK = 604800
 """Seconds."""
 MAX_PER_MESH = 3
-"""Variants of one mesh that are compiled at most: the others differ little from them."""
+"""Variants of one mesh that are compiled at most, unless all are too large: the others differ little from them."""
 MAX_ROWS = 20
 """Candidates in the table."""
 SLACK = 1.1
@@ -47,6 +47,7 @@ class Row:
         estimate: Its estimated step.
         outcome: The result of compiling it; None if it was not compiled.
         correction: The compiled over the estimated step time of another candidate of its kind.
+        may_fit: False if it needs too much by the estimate that compiled steps of its kind correct.
         reason: Why it lost; "" for the winner.
     """
 
@@ -54,12 +55,23 @@ class Row:
     estimate: Estimate
     outcome: Outcome | None = None
     correction: float = 1.0
+    may_fit: bool = True
     reason: str = ""
 
     @property
     def plan(self) -> Mapping[str, Any] | None:
         """The plan of the compiled step, as `spmdkit plan --json` prints it; None without one."""
         return self.outcome.plan if self.outcome else None
+
+    @property
+    def is_too_large(self) -> bool:
+        """True if its compiled step does not fit."""
+        return self.plan is not None and self.plan["memory"]["fits"] is False
+
+    @property
+    def failed(self) -> bool:
+        """True if it could not be planned; not of a compilation that the time limit ended."""
+        return self.outcome is not None and self.plan is None and not self.outcome.is_late
 
     @property
     def step_seconds(self) -> float:
@@ -196,7 +208,10 @@ def search(
     Raises:
         UserError: The config or the target is invalid, or nothing fits.
     """
-    begin, target, most, notes = time.monotonic(), parse_target(target_text), compile, []
+    begin = time.monotonic()
+    target = parse_target(target_text)
+    most = compile
+    notes = []
     if most < 0 or not 0 < seconds <= A_WEEK:
         raise UserError(f"--compile must be at least 0 and --seconds more than 0, got {most} and {seconds:g}.")
     if most and not has_compiler(target):
@@ -211,13 +226,9 @@ def search(
 
         with Compilations(target_text, environment or {}) as compilations:
             late = _compile_best(rows, compilations, to_yaml, _limit(target), most, begin + seconds)
-        if late:
-            notes.append(f"The search ended at its time limit of {seconds:.0f} s: --seconds raises it.")
+        notes += _notes_of_compilation(rows, late, seconds)
     compiled = [row for row in rows if row.outcome]
-    fitting = [row for row in compiled if row.plan and row.plan["memory"]["fits"] is not False]
-    if compiled and not fitting:
-        raise UserError(_nothing_fits(min(compiled, key=lambda row: row.peak_bytes), target, "compiled"))
-    winner = min(fitting or rows, key=lambda row: row.step_seconds)
+    winner = _choose_winner(rows, target)
     shown = _best_of_meshes(rows, winner)
     for row in shown:
         row.reason = "" if row is winner else _reason(row, winner, target)
@@ -232,6 +243,57 @@ def search(
         counts=counts,
         seconds=time.monotonic() - begin,
         notes=tuple(notes),
+    )
+
+
+def _choose_winner(rows: list[Row], target: Target) -> Row:
+    """Returns the fastest candidate whose compiled step fits; without one, the fastest that may fit by the estimate.
+
+    Raises:
+        UserError: All candidates that may fit were compiled, and need too much or could not be planned.
+    """
+    fitting = [row for row in rows if row.plan and not row.is_too_large]
+    unknown = [row for row in rows if row.plan is None and not row.failed and row.may_fit]
+    if fitting or unknown:
+        return min(fitting or unknown, key=lambda row: row.step_seconds)
+    too_large = [row for row in rows if row.is_too_large]
+    if too_large:
+        raise UserError(_nothing_fits(min(too_large, key=lambda row: row.peak_bytes), target, "compiled"))
+    raise UserError(
+        f"no candidate for {target.text} could be planned: {_first_failure(rows)}. `spmdkit plan` with that strategy "
+        "shows the error, and --compile 0 ranks by estimates alone."
+    )
+
+
+def _first_failure(rows: list[Row]) -> str:
+    row = next(row for row in rows if row.failed)
+    assert row.outcome is not None
+    return f"{row.candidate}: {row.outcome.problem}"
+
+
+def _notes_of_compilation(rows: list[Row], late: bool, seconds: float) -> Iterator[str]:
+    """Yields a note if the search ended before it had compiled a step that fits, or before it was finished."""
+    fits = any(row.plan and not row.is_too_large for row in rows)
+    if fits and late:
+        yield f"The search ended at its time limit of {seconds:g} s: --seconds raises it."
+    if fits:
+        return
+    facts = []
+    running = [str(row.candidate) for row in rows if row.outcome and row.outcome.is_late]
+    if running:
+        facts.append(f"still compiling: {'; '.join(running)}")
+    too_large = sum(row.is_too_large for row in rows)
+    if too_large:
+        facts.append(f"too large for a device: {too_large:,}")
+    failed = sum(row.failed for row in rows)
+    if failed:
+        facts.append(f"not planned: {failed:,}, the first of them {_first_failure(rows)}")
+    untried = sum(row.outcome is None for row in rows)
+    facts.append(f"not tried: {untried:,}")
+    limit = f" at the time limit of {seconds:g} s, which --seconds raises" if late else ""
+    yield (
+        f"ANALYTIC: no step that fits had compiled{limit}. The ranking and the winner are estimates. Of the "
+        f"candidates: {'. '.join(facts)}."
     )
 
 
@@ -302,14 +364,17 @@ def _compile_best(
     deadline: float,
 ) -> bool:
     """Compiles the most promising candidates, and corrects the estimates of others; returns True at the deadline."""
-    corrections, left, meshes = Corrections(), list(rows), Counter[Any]()
+    corrections = Corrections()
+    left = list(rows)
+    meshes = Counter[Any]()
     running: dict[int, Row] = {}
     best, found, workers = float("inf"), 0, _workers()
     while True:
         while len(running) < workers and found < most:
-            allowed = [
-                row for row in left if meshes[row.candidate.mesh] < MAX_PER_MESH and corrections.may_fit(row, limit)
-            ]
+            may_fit = [row for row in left if row.may_fit]
+            allowed = [row for row in may_fit if meshes[row.candidate.mesh] < MAX_PER_MESH]
+            if not allowed and not found and not running and not any(row.failed for row in rows):
+                allowed = may_fit  # all compiled steps are too large: a slower variant of a mesh may need less
             row = min(allowed, key=lambda row: row.step_seconds, default=None)
             if row is None or row.step_seconds >= SLACK * best:
                 break
@@ -321,7 +386,7 @@ def _compile_best(
         finished = compilations.wait(deadline)
         if finished is None:
             for row in running.values():
-                row.outcome = Outcome(None, "it was still compiling at the time limit")
+                row.outcome = Outcome(None, STILL_COMPILING)
             return True
         number, outcome = finished
         row = running.pop(number)
@@ -330,6 +395,7 @@ def _compile_best(
             corrections.add(row)
             for other in left:
                 corrections.correct(other)
+                other.may_fit = corrections.may_fit(other, limit)
             if row.plan["memory"]["fits"]:
                 found += 1
                 best = min(best, row.step_seconds)

@@ -22,6 +22,8 @@ PACKAGE = __name__.partition(".")[0]
 INSIDE = "SPMDKIT_INSIDE_PLAN"
 """Set in the process that compiles."""
 POLL_SECONDS = 0.05
+STILL_COMPILING = "it was still compiling at the time limit"
+"""The problem of a candidate that the time limit ended."""
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -72,6 +74,11 @@ class Outcome(NamedTuple):
 
     plan: dict[str, Any] | None
     problem: str
+
+    @property
+    def is_late(self) -> bool:
+        """True if the time limit ended it."""
+        return self.problem == STILL_COMPILING
 
 
 class Compilations:

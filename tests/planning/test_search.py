@@ -13,6 +13,7 @@ import pytest
 import yaml
 from spmdkit.configs import load_config
 from spmdkit.layouts.sizes import format_bytes
+from spmdkit.mesh.errors import UserError
 from spmdkit.mesh.targets import parse_target
 from spmdkit.models.moe import MoEConfig
 from spmdkit.models.transformer_config import TransformerConfig
@@ -411,6 +412,66 @@ def test_compiled_steps_decide(monkeypatch):
     assert len(fitting) < len(compiled) == found.counts["compiled"] <= found.counts["candidates"]
     assert len({row.candidate for row in found.rows}) == len(found.rows)
     assert max(Counter(row.candidate.mesh for row in compiled).values()) == search_module.MAX_PER_MESH
+
+
+class EndlessCompilations(FakeCompilations):
+    """The time limit ends every compilation."""
+
+    def wait(self, deadline):
+        return None
+
+
+class FailingCompilations(FakeCompilations):
+    """Every compiler ends with an error."""
+
+    def wait(self, deadline):
+        return self.started, search_module.Outcome(None, "exit code 3: error: no")
+
+
+def search_with(compilations, monkeypatch, preset="quickstart", *overrides):
+    monkeypatch.setattr(search_module, "Compilations", compilations)
+    monkeypatch.setattr(search_module, "has_compiler", lambda _: True)
+    monkeypatch.setattr(search_module, "_workers", lambda: 1)
+    return search(load_config(preset, overrides, sizes=False), "h100:1x8", seconds=60)
+
+
+def test_time_limit_before_anything_compiled_leaves_the_analytic_ranking(monkeypatch):
+    analytic = best("quickstart", "h100:1x8")
+    found = search_with(EndlessCompilations, monkeypatch)
+    assert found.rows[0].candidate == analytic[0].candidate
+    assert found.counts["compiled"] == 0
+    (note,) = found.notes
+    assert note.startswith(
+        "ANALYTIC: no step that fits had compiled at the time limit of 60 s, which --seconds raises."
+    )
+    assert f"still compiling: {analytic[0].candidate}. not tried: {len(analytic) - 1:,}." in note
+    (late,) = [row for row in found.rows if row.outcome]
+    assert late.to_json()["compiled"] is False
+    assert "estimated" in str(found)
+
+
+def test_compilers_that_fail_leave_the_analytic_ranking(monkeypatch):
+    found = search_with(FailingCompilations, monkeypatch, "mlp", "train.global_batch=64")
+    assert found.rows[0].outcome is None, "what could not be planned does not win"
+    assert "the first of them data 8: exit code 3: error: no. not tried: " in found.notes[0]
+
+
+def test_every_candidate_that_may_fit_is_compiled_before_nothing_fits(monkeypatch):
+    """Three variants of a mesh are not enough for that: a fourth may need less."""
+    started = []
+
+    class LargeCompilations(FakeCompilations):
+        def start(self, resolved_yaml):
+            started.append(resolved_yaml)
+            return len(started)
+
+        def wait(self, deadline):
+            return len(started), search_module.Outcome(fake_plan(1.0, 1000, False), "")
+
+    with pytest.raises(UserError, match=r"no mesh of h100:1x8 fits: of all compiled candidates.*needs 1000 B of"):
+        search_with(LargeCompilations, monkeypatch, "mlp", "train.global_batch=64")
+    rows = best("mlp", "h100:1x8", "train.global_batch=64")
+    assert len(set(started)) == len(rows) > 10 * search_module.MAX_PER_MESH
 
 
 def test_nothing_fits_is_one_sentence(without_compiler, cli):

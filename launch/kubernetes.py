@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from ..configs import load_config, resolved_yaml
+from ..configs import resolved_yaml
 from ..mesh.errors import UserError
 from .launchers import LaunchJob, LaunchRequest, invalid_target
 from .manifest import is_below, job_name, write_manifest
@@ -58,7 +58,8 @@ def launch(request: LaunchRequest, target: None) -> int:
 def _load(request: LaunchRequest) -> tuple[LaunchJob, str]:
     """Returns the run to launch, and the resolved config that its pods read: relative paths start from the volume."""
     job = LaunchJob.load(request)
-    config, mount = load_config(request.source, request.overrides, num_processes=None), job.launch.kubernetes.mount
+    config = job.config
+    mount = job.launch.kubernetes.mount
     root = config.run.root if is_below(config.run.root, mount) else mount
     run = replace(config.run, dir=str(PurePosixPath(mount) / config.run.dir), root=root)
     return job, resolved_yaml(replace(config, run=run))

@@ -26,12 +26,18 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..configs import load_config
 from ..configs.launch_config import LaunchConfig
-from ..configs.schema import Timeouts
+from ..configs.schema import Config, Timeouts
 from ..configs.secret_variables import redact, redact_override
 from ..mesh.errors import UserError, did_you_mean
+from .config_copy import ConfigCopy, digest_of, is_edited, make_copy
 
 MAX_SHOWN = 60
 """Characters of an invalid `--on` in a message."""
+KEEPS_CONFIG = (
+    "since this launch began. The run keeps the config that it started with, {}. To change it, stop the run and launch "
+    "it again."
+)
+"""The end of the message that the file of a config is not the one that a launch has read."""
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
     undefined=StrictUndefined,
@@ -59,19 +65,19 @@ class LaunchRequest(NamedTuple):
 
 
 class LaunchJob(NamedTuple):
-    """A run to launch: the request, and the parts of its config that launchers need.
+    """A run to launch: the request and its config, which is read once.
 
     Attributes:
         request: The arguments of `spmdkit launch`.
-        launch: The section `launch` of the config.
-        timeouts: The section `timeouts`.
-        run_dir: The directory of the run.
+        config: The config of all attempts and processes.
+        digest: The digest of the config's file when it was read; "" if nobody edits it (see `is_edited`).
+        copy: The file that the processes read; None = that of the request.
     """
 
     request: LaunchRequest
-    launch: LaunchConfig
-    timeouts: Timeouts
-    run_dir: str
+    config: Config
+    digest: str = ""
+    copy: ConfigCopy | None = None
 
     @classmethod
     def load(cls, request: LaunchRequest, *, num_processes: int | None = None, simulate: int | None = None) -> Self:
@@ -80,12 +86,52 @@ class LaunchJob(NamedTuple):
         Raises:
             UserError: The config is invalid.
         """
+        digest = digest_of(Path(request.source))
         config = load_config(request.source, request.overrides, num_processes=num_processes, simulate=simulate)
-        return cls(request, config.launch, config.timeouts, config.run.dir)
+        return cls(request, config, digest if is_edited(config) else "")
+
+    @property
+    def launch(self) -> LaunchConfig:
+        """The section `launch` of the config."""
+        return self.config.launch
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """The section `timeouts`."""
+        return self.config.timeouts
+
+    @property
+    def run_dir(self) -> str:
+        """The directory of the run."""
+        return self.config.run.dir
+
+    def with_copy(self, run_dir: str | Path | None = None) -> Self:
+        """Returns the job with processes that read a copy of the config; it has to be written before they start.
+
+        Args:
+            run_dir: The directory of the run; None = as the config gives it.
+        """
+        logs = Path(self.run_dir if run_dir is None else run_dir) / "logs"
+        return self._replace(copy=make_copy(self.config, self.request.source, logs))
+
+    def describe_change(self) -> str:
+        """Returns a line for people if the config's file is not the one that this launch has read, otherwise ""."""
+        if self.copy is None or not self.digest:
+            return ""
+        digest = digest_of(Path(self.request.source))
+        if digest == self.digest:
+            return ""
+        what = "has changed" if digest else "was removed"
+        return f"{self.request.source} {what} {KEEPS_CONFIG.format(self.copy.path)}"
 
     def command(self, python: str, *, fresh: bool) -> list[str]:
-        """Returns the command line of every process."""
-        arguments = ["train", self.request.source, *map(redact_override, self.request.overrides)]
+        """Returns the command line of every process.
+
+        The copy contains the values of the overrides. They are repeated for those who look at the processes, and
+        because relative paths in them start from the working directory of the process.
+        """
+        source = (self.request.source,) if self.copy is None else self.copy.arguments
+        arguments = ["train", *source, *map(redact_override, self.request.overrides)]
         return [python, "-P", "-m", "spmdkit", *arguments, *(["--fresh"] if fresh else [])]
 
     def run_setup(self, command: list[str], *options: str) -> list[str]:

@@ -59,7 +59,7 @@ def launch(request: LaunchRequest, target: LocalTarget) -> int:
         The exit code of the process that ended the run: 0 finished, 2 a mistake in the config, 3 diverged, 75 stopped
         by a signal, so try again.
     """
-    job = LaunchJob.load(request, num_processes=target.num_processes, simulate=target.devices)
+    job = LaunchJob.load(request, num_processes=target.num_processes, simulate=target.devices).with_copy()
     sizes = (
         f"{counted(target.num_processes, 'process', 'processes')} x {counted(target.devices, 'simulated device')} "
         f"= {counted(target.num_processes * target.devices, 'device')}"

@@ -70,7 +70,7 @@ def launch(request: LaunchRequest, hostfile: str) -> int:
         UserError: The config is invalid, or Open MPI is not installed.
         NotNow: It could not start the processes.
     """
-    job = _load(request, hostfile)
+    job = _load(request, hostfile).with_copy()
     count = job.launch.num_processes
     check_open_mpi()
     resolve(job.launch.environment)

@@ -22,7 +22,7 @@ from ..mesh.files import absolute_path, write_text
 from ..runtime.machine_check import check_directory
 from ..runtime.ownership import refuse_if_in_use
 from ..runtime.run_directory import make_directory
-from .launchers import LaunchJob, LaunchRequest, invalid_target, render
+from .launchers import KEEPS_CONFIG, LaunchJob, LaunchRequest, invalid_target, render
 from .startup.variables import without_job_variables
 from .supervision.attempts import NotNow
 from .supervision.output import announce
@@ -139,6 +139,8 @@ def batch_script(job: LaunchJob, partition: str) -> str:
     """
     launch, directory = job.launch, absolute_path(job.run_dir)
     logs = directory / "logs"
+    job = job.with_copy(directory)
+    assert job.copy is not None
     variables = redact({"PYTHONUNBUFFERED": "1", **launch.environment}).items()
     options = [
         "--kill-on-bad-exit=1",
@@ -157,6 +159,12 @@ def batch_script(job: LaunchJob, partition: str) -> str:
         variables={name: None if value is None else shlex.quote(value) for name, value in variables},
         setup=launch.setup,
         run=shlex.quote(str(directory)),
+        copy=shlex.quote(job.copy.path),
+        config=job.copy.text,
+        end=f"END_OF_CONFIG_{job.copy.digest}",
+        source=shlex.quote(str(absolute_path(job.request.source))) if job.digest else "",
+        digest=job.digest,
+        changed=shlex.quote(KEEPS_CONFIG.format(job.copy.path)),
         again=TRY_AGAIN,
         fresh=job.request.fresh,
         options=shlex.join(options),

@@ -77,6 +77,7 @@ def launch(request: LaunchRequest, target: Hosts) -> int:
         UserError: The config, the hosts file or a host is not usable; nothing was started.
     """
     job, hosts = load(request, target)
+    job = job.with_copy()
     resolve(job.launch.environment)
 
     def attempt(fresh: bool) -> Attempt:

@@ -123,7 +123,8 @@ def launch(arguments: argparse.Namespace) -> int:
 
     The processes train over real collectives. The losses are those of one process with as many devices. The rank is
     printed before each line, and the output is kept in run.dir/logs. If a process fails, the others are stopped, and
-    its error is printed last, before one line about all processes.
+    its error is printed last, before one line about all processes. The config is read once: all processes, also after
+    a restart, train a copy of it in run.dir/logs, even if the file changes.
 
       spmdkit launch quickstart --on local:2x4       2 processes on this machine with 4 simulated devices each
       spmdkit launch my.yaml --on local:2x4 --restarts 3   a run that died restarts automatically

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ...mesh.errors import TryAgain
 from ...mesh.exit_codes import INVALID_INPUT, TRY_AGAIN
 from ...mesh.files import absolute_path
-from ...runtime.machine_check import check_directory
+from ...runtime.machine_check import check_directory, explain_unusable
 from ...runtime.ownership import refuse_if_in_use
 from ...runtime.run_directory import make_directory
 from ..launchers import LaunchJob
@@ -65,7 +65,10 @@ def run_attempts(job: LaunchJob, attempt: Callable[[bool], Attempt]) -> int:
     created = [each for each in (logs, directory, *directory.parents) if not each.exists()]
     config_time = _read_config_time(logs.parent)
     policy = Restarts(logs.parent / "checkpoints", job.request.restarts)
+    is_restart = False
     while True:
+        if is_restart and (change := job.describe_change()):
+            announce(change)
         try:
             starts, text, read = attempt(fresh)
         except NotNow as error:
@@ -73,6 +76,7 @@ def run_attempts(job: LaunchJob, attempt: Callable[[bool], Attempt]) -> int:
             outcome = Outcome((Exit(0, TRY_AGAIN),), None, ([str(error)],))
         else:
             make_directory(logs)
+            write_copy(job)
             announce(f"{text}, output in {logs}")
             outcome = read(run_processes(starts, logs, stop=job.timeouts.stop))
             was_removed = outcome.exit_code == INVALID_INPUT and remove_created(created, logs, config_time)
@@ -85,6 +89,23 @@ def run_attempts(job: LaunchJob, attempt: Callable[[bool], Attempt]) -> int:
         if delay is None:
             return outcome.exit_code
         time.sleep(delay)
+        is_restart = True
+
+
+def write_copy(job: LaunchJob) -> None:
+    """Writes the config that the processes of a launch read, if it is a copy.
+
+    Raises:
+        UserError: The file cannot be written.
+        DirectoryUnavailable: The file system of run.dir cannot be written.
+    """
+    if job.copy is None:
+        return
+    make_directory(Path(job.copy.path).parent)
+    try:
+        job.copy.write()
+    except OSError as error:
+        raise explain_unusable(absolute_path(job.run_dir), error) from error
 
 
 def remove_created(created: Sequence[Path], logs: Path, config_time: int | None = None) -> bool:

@@ -33,6 +33,20 @@ starts=$logs/slurm-$SLURM_JOB_ID.starts
 step=$(latest)
 echo "--- $(date '+%F %T') job $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1))" \
     "on $SLURM_JOB_NODELIST, from step ${step:-0}" | tee -a "$starts"
+# The processes of every start read this copy of the config.
+config={{ copy }}
+partial=$config.$SLURM_JOB_ID
+cat >"$partial" <<'{{ end }}' && mv "$partial" "$config" || exit {{ again }}
+{{ config }}
+{{- end }}
+{% if source %}
+source={{ source }}
+digest=$(sha256sum 2>/dev/null <"$source")
+case ${digest%% *} in
+{{ digest }} | "") ;;
+*) echo "$source has changed" {{ changed }} ;;
+esac
+{% endif %}
 {% if fresh %}
 # --fresh applies until the new run has written its config.yaml
 mark=$logs/slurm-$SLURM_JOB_ID.fresh

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+from spmdkit.configs import load_config
 from spmdkit.launch import slurm
 from spmdkit.launch.launchers import LaunchJob, LaunchRequest, find_launcher
 from spmdkit.launch.slurm import batch_script, submit
@@ -35,7 +37,7 @@ def test_nothing_is_written_before_submission(tmp_path, cli, monkeypatch):
     assert printed.err == ""
     assert printed.out.startswith("#!/bin/bash\n")
     assert "#SBATCH --partition=gpu\n" in printed.out
-    assert f" -m spmdkit train {config} run.simulate=2 2>" in printed.out
+    assert re.search(r" -m spmdkit train \S+/run/logs/config-\w+\.yaml run\.simulate=2 2>", printed.out)
     for words, message in (
         (["run.simulate=2"], "sbatch is not on PATH"),
         ([], "4 processes with 8 devices each give 32"),
@@ -153,7 +155,9 @@ def test_script_contains_all_options():
     ]
     assert "export NCCL_DEBUG=INFO\nmodule load cuda\n" in text
     assert "srun --kill-on-bad-exit=1 --wait=120 --mpi=none --open-mode=append --cpus-per-task=8 --container" in text
-    assert " apptainer exec --nv image.sif /opt/python -P -m spmdkit train quickstart 'run.dir=\"/shared/run\"'" in text
+    copy = re.search(r"^config=(/shared/run/logs/config-\w+\.yaml)$", text, re.MULTILINE)
+    assert copy is not None
+    assert f" apptainer exec --nv image.sif /opt/python -P -m spmdkit train {copy[1]} 'run.root=\".\"' " in text
     check_syntax(text)
 
 
@@ -178,7 +182,9 @@ def test_special_characters_are_quoted(requeue, fresh, tmp_path):
     given = eval(ended.stdout.splitlines()[1])
     assert f"--output={folder}/logs/rank-%t.log".replace("50%", "50%%") in given
     at = given.index("train")
-    assert given[at : at + 5] == ["train", "quickstart", f"run.dir={json.dumps(str(folder))}", *words[:2]]
+    assert Path(given[at + 1]).parent == folder / "logs"
+    assert given[at + 2 : at + 6] == ['run.root="."', f"run.dir={json.dumps(str(folder))}", *words[:2]]
+    assert load_config(given[at + 1]).sample.prompt == "a b $x"
     assert given[-1] == ("--fresh" if fresh else words[-1])
     assert (folder / "logs").is_dir()
     asked = next(line for line in directives(text) if "--output" in line)
@@ -257,3 +263,29 @@ def test_fresh_applies_until_the_new_run_has_a_config(tmp_path):
     config.write_text("the new run")
     assert "'--fresh']" not in ran(text, tmp_path, SLURM_RESTART_COUNT="2").stdout
     assert "'--fresh']" in ran(text, tmp_path, SLURM_JOB_ID="8").stdout, "another job of this script"
+
+
+def test_every_start_of_a_job_reads_the_config_that_was_submitted(tmp_path):
+    config = write_config(tmp_path, launch={"environment": {"NOTE": "#SBATCH --nodes=7"}})
+    text = batch_script(LaunchJob.load(LaunchRequest(str(config), ("run.simulate=8",))), "")
+    check_syntax(text)
+    first = ran(text, tmp_path)
+    config.write_text(config.read_text().replace("0.01", "0.5"))
+    (copy,) = (tmp_path / "run" / "logs").glob("config-*.yaml")
+    copy.write_text("damaged")
+    second = ran(text, tmp_path, SLURM_RESTART_COUNT="1")
+    for ended in (first, second):
+        assert ended.returncode == 0, ended.stderr
+        assert f"'train', '{copy}', 'run.simulate=8'" in ended.stdout
+    assert load_config(copy, ["run.simulate=8"]).optimizer.learning_rate == 0.01
+    line = f"{config} has changed since this launch began. The run keeps the config that it started with, {copy}."
+    assert line not in first.stdout
+    assert second.stdout.count(line) == 1
+
+
+def test_a_config_that_is_gone_does_not_end_a_requeued_job(tmp_path):
+    config = write_config(tmp_path)
+    text = batch_script(LaunchJob.load(LaunchRequest(str(config))), "")
+    config.unlink()
+    ended = ran(text, tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")

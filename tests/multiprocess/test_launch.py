@@ -1,10 +1,12 @@
 """Several processes train as one does, and start anew together."""
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 from spmdkit.launch.cli import main
-from support.runs import losses, metrics, trained, write_config, write_language_config
+from support.runs import losses, metrics, source_module, trained, write_config, write_language_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
@@ -60,3 +62,38 @@ def test_fresh_in_several_processes(tmp_path):
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["2"]
     assert not (tmp_path / "run.old-2").exists()
     assert (folder / "logs" / "rank-0.log").read_text().startswith("what it said before\n--- ")
+
+
+EDITS_AND_DIES = source_module(
+    """
+    import os, signal
+    from pathlib import Path
+
+    CONFIG = Path(__file__).with_name("tiny.yaml")
+    """,
+    take="""
+    text = CONFIG.read_text()
+    if self.taken == 7 and os.environ.get("SPMDKIT_PROCESS_ID") == "1" and "0.01" in text:
+        CONFIG.write_text(text.replace("0.01", "0.5"))
+        os.kill(os.getpid(), signal.SIGKILL)
+    """,
+)
+
+
+@pytest.mark.long
+def test_a_restart_trains_the_config_that_the_launch_started_with(tmp_path):
+    """The learning rate in the file is edited, and a process dies: the next attempt keeps the first learning rate."""
+    (tmp_path / "editing.py").write_text(EDITS_AND_DIES)
+    config = write_config(tmp_path, data={"source": "editing:rows"})
+    reference = write_config(tmp_path / "reference")
+    launch = ("--on", "local:2x4", "--restarts", "2")
+    ended = trained("launch", config, *launch)
+    trained("launch", reference, *launch)
+    assert yaml.safe_load(config.read_text())["optimizer"]["learning_rate"] == 0.5
+    assert ended.stderr.count("restarting") == 1
+    trained_with = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert trained_with["optimizer"]["learning_rate"] == 0.01
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "reference" / "run")
+    assert len(re.findall(r"tiny\.yaml has changed since this launch began", ended.stderr)) == 1
+    (copy,) = (tmp_path / "run" / "logs").glob("config-*.yaml")
+    assert f"it started with, {copy}" in ended.stderr

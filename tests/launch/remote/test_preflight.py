@@ -4,8 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from spmdkit.configs.launch_config import LaunchConfig
-from spmdkit.configs.schema import Timeouts
+from spmdkit.configs.schema import Config, RunConfig, Timeouts
 from spmdkit.launch.launchers import LaunchJob, LaunchRequest
 from spmdkit.launch.remote import preflight
 from spmdkit.launch.remote.hosts import Host, Hosts
@@ -19,7 +18,7 @@ GONE = NotNow("does not answer (timed out)")
 MISTAKE = UserError("it refuses the login")
 
 
-JOB = LaunchJob(LaunchRequest("quickstart"), LaunchConfig(), Timeouts(heartbeat=30), "runs/x")
+JOB = LaunchJob(LaunchRequest("quickstart"), Config(run=RunConfig(dir="runs/x"), timeouts=Timeouts(heartbeat=30)))
 
 
 def good(**changed) -> dict:

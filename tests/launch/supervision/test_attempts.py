@@ -7,8 +7,7 @@ import threading
 from queue import SimpleQueue
 
 import pytest
-from spmdkit.configs.launch_config import LaunchConfig
-from spmdkit.configs.schema import Timeouts
+from spmdkit.configs.schema import Config, RunConfig
 from spmdkit.launch.launchers import LaunchJob, LaunchRequest
 from spmdkit.launch.supervision import attempts, workers
 from spmdkit.launch.supervision.attempts import Restarts, find_latest_step, remove_created, run_attempts
@@ -17,7 +16,7 @@ from spmdkit.runtime import ownership
 
 
 def job(folder, **request):
-    return LaunchJob(LaunchRequest("config.yaml", **request), LaunchConfig(), Timeouts(), str(folder))
+    return LaunchJob(LaunchRequest("config.yaml", **request), Config(run=RunConfig(dir=str(folder))))
 
 
 def test_removes_only_new_logs(tmp_path):

@@ -1,5 +1,6 @@
 """The layout table: path, shape, rule, layout and bytes per device of every array of a tree."""
 
+import html
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -155,17 +156,35 @@ class LayoutTable:
             max_rows: The maximum number of lines; the ones with the most bytes are kept. None = all.
             max_width: The maximum length of a cell, at least 3; longer ones are shortened in the middle. None = all.
         """
-        stacks = stacks_of(self.rows)
-        kept = largest(stacks, max_rows)
-        lines = [HEADINGS, *(tuple(_on_a_line(text, max_width) for text in _cells(stack)) for stack in kept)]
-        notes = (printable(note) for note in self.notes)
-        return "\n".join([*_aligned(lines), *_left_out(stacks, kept), self._totals(), *notes])
+        lines, remarks = self._lines(max_rows, max_width)
+        return "\n".join([*_aligned(lines), *remarks])
 
     def __str__(self) -> str:
         return self.text(MAX_ROWS, MAX_WIDTH)
 
     def __repr__(self) -> str:
         return str(self)
+
+    def _repr_html_(self) -> str:
+        """Returns the table for a notebook."""
+        lines, remarks = self._lines(MAX_ROWS, MAX_WIDTH)
+        rows = []
+        for cells in lines[1:]:
+            rows.append("".join(f"<td>{html.escape(cell)}</td>" for cell in cells))
+        headings = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        below = "<br>".join(html.escape(remark) for remark in remarks)
+        return f"<table><thead><tr>{headings}</tr></thead><tbody>{body}</tbody></table><p>{below}</p>"
+
+    def _lines(self, max_rows: int | None, max_width: int | None) -> tuple[list[tuple[str, ...]], list[str]]:
+        """Returns the cells of each line, headings first, and the lines of text below the table."""
+        stacks = stacks_of(self.rows)
+        kept = largest(stacks, max_rows)
+        lines: list[tuple[str, ...]] = [HEADINGS]
+        for stack in kept:
+            lines.append(tuple(_on_a_line(text, max_width) for text in _cells(stack)))
+        notes = [printable(note) for note in self.notes]
+        return lines, [*_left_out(stacks, kept), self._totals(), *notes]
 
     def _totals(self) -> str:
         parts = (

@@ -200,6 +200,12 @@ class DeviceMesh:
         places = {(host, *compress(index, kept)) for index, host in np.ndenumerate(self._processes)}
         return len({host for host, *_ in places}) < len(places) == self.size
 
+    @property
+    def summary(self) -> str:
+        """The axes with more than one device, for people: "mesh data 2 x fsdp 4"."""
+        sizes = [f"{name} {size}" for name, size in self.split_axes.items()]
+        return f"mesh {' x '.join(sizes) or '1 device'}"
+
     def axis_size(self, name: str) -> int:
         """Gives the size of an axis.
 

@@ -8,6 +8,7 @@ from typing import Any
 from ..mesh.errors import UserError, did_you_mean, raise_problems, unknown_options
 from ..mesh.keys import make_key
 from ..parallel.model import BlockModel, Model, Params
+from ..parallel.model.arguments import EXPECTED, as_model
 from ..parallel.model.user_code import import_named
 from ..parallel.model.user_options import takes_option, with_options
 from .adapters.libraries import library_of, library_of_class, made_with, makes_modules
@@ -25,6 +26,7 @@ MODELS: dict[str, tuple[type, Any]] = {
     "hugging_face": (HuggingFaceConfig, hugging_face),
 }
 """Name -> options dataclass and the function from it to the model."""
+MODULE = "a module of Flax, Equinox or Keras."
 
 
 def load_model(
@@ -181,7 +183,7 @@ def _user_model(
         )
     model = as_model(result, name)
     if model is None:
-        raise UserError(f"{given} returned a {type(result).__name__}. {EXPECTED}")
+        raise UserError(f"{given} returned a {type(result).__name__}. It must return {EXPECTED} {MODULE}")
     return model
 
 
@@ -203,35 +205,9 @@ def _made(named: Any, options: dict[str, Any], facts: dict[str, int], given: str
             )
         return named
     if not callable(named):
-        raise UserError(f"{given} is a {type(named).__name__}: neither a function nor a model. {EXPECTED}")
+        raise UserError(
+            f"{given} is a {type(named).__name__}: neither a function nor a model. It must return {EXPECTED} {MODULE}"
+        )
     if is_maker:
         return made_with(named, options, facts, what=given, beside=OF_OUTPUTS)
     return with_options(named, options, facts, "model", given, beside=OF_OUTPUTS)()
-
-
-EXPECTED = (
-    "It must return a spmdkit.Model or BlockModel, a pair (init, loss), an object with `init(key) -> params` and "
-    "`loss(params, batch, key) -> (sum, weight)`, or a module of Flax, Equinox or Keras."
-)
-
-
-def as_model(value: Any, name: str = "model") -> Model | BlockModel | None:
-    """Makes a `Model` of an object with an init and a loss.
-
-    Args:
-        value: A `Model`, a `BlockModel`, a pair of functions (init, loss), or an object with `init` and `loss` and,
-            optionally, `init_state`, `predict` and `flops_per_row`.
-        name: The name in reports, if the value has none.
-
-    Returns:
-        The model, or None for any other value.
-    """
-    if isinstance(value, Model | BlockModel):
-        return value
-    functions: list[Any] = [getattr(value, each, None) for each in ("init", "loss")]
-    if isinstance(value, tuple) and len(value) == 2:
-        functions = list(value)
-    if not all(map(callable, functions)):
-        return None
-    optional: dict[str, Any] = {each: getattr(value, each, None) for each in ("predict", "flops_per_row", "init_state")}
-    return Model(init=functions[0], loss=functions[1], name=name, **optional)

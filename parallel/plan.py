@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..layouts.layout_map import LayoutMap
 from ..layouts.paths import in_blocks, split_at_paths
-from ..layouts.sizes import RowSplit
+from ..layouts.sizes import RowSplit, format_bytes
 from ..layouts.table import LayoutRow, LayoutTable
 from ..layouts.tensor_layout import TensorLayout, add_axis, without_axes
 from ..mesh.device_mesh import DeviceMesh
@@ -127,7 +127,7 @@ class MeshPlan:
         return NamedSharding(self.mesh.abstract_mesh if abstract else self.mesh.backend_mesh, PartitionSpec())  # pyright: ignore[reportArgumentType]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ShardingPlan(MeshPlan):
     """The resolved plan of a run; `print` it for the layout table.
 
@@ -155,6 +155,17 @@ class ShardingPlan(MeshPlan):
 
     def __str__(self) -> str:
         return str(self.table)
+
+    def __repr__(self) -> str:
+        return f"ShardingPlan({self.title}; {format_bytes(self.table.bytes_per_device)} per device)"
+
+    def _repr_html_(self) -> str:
+        return self.table._repr_html_()
+
+    @property
+    def title(self) -> str:
+        """The model, its size and the mesh: "gpt, 1,234 parameters; mesh data 2 x fsdp 4"."""
+        return f"{self.model_name}, {self.num_parameters:,} parameters; {self.mesh.summary}"
 
     @property
     def num_parameters(self) -> int:

@@ -29,12 +29,13 @@ from ..parallel.plan import ShardingPlan, StepOptions
 from ..parallel.sharding.batch_rows import check_rows
 from ..parallel.sharding.lay_out import abstract_parameters, lay_out
 from ..parallel.step.build import build_step
+from ..parallel.step.model_functions import check_functions
 from ..parallel.step.train_step import Step
 from ..training.callbacks.callback_catalog import make_callbacks
 from ..training.callbacks.rate_factor import adjustable
 from ..training.optimizing.optimizers import make_optimizer
 from .compilation import XlaOptions, xla_options
-from .model_check import check_contract, check_functions
+from .model_check import check_contract
 
 
 class Built(NamedTuple):

@@ -1,4 +1,4 @@
-"""Checks the model of a run before anything is compiled for its mesh: its functions, then its contract."""
+"""Checks the contract of the model of a run before anything is compiled for its mesh."""
 
 import warnings
 from collections.abc import Mapping
@@ -13,54 +13,15 @@ from ..layouts.sizes import format_bytes
 from ..mesh.keys import make_key
 from ..mesh.processes import is_main_process
 from ..parallel.model import BlockModel, Model
-from ..parallel.model.user_errors import as_user_error, describe_error
+from ..parallel.model.user_errors import describe_error
 from ..parallel.options import FLOAT32
 from ..parallel.sharding.lay_out import abstract_parameters
-from ..parallel.sharding.model_errors import ModelError, check_loss
-from ..parallel.step.train_step import Step
 from ..parallel.verification.contract.breaches import NotChecked, breaches, initial_params, report
 
 MAX_BYTES = 256 << 20
 """The largest parameters, in float32, that are created on one device to check a model."""
 MAX_ROWS = 64
 """Rows of the data that are searched for rows with weight."""
-MESH_ERRORS = ("axis name", "mesh")
-"""Words of JAX's errors for a collective that is traced outside its mesh."""
-
-
-def check_functions(
-    model: Model | BlockModel, step: Step, batch: Mapping[str, jax.ShapeDtypeStruct], *, evaluates: bool
-) -> bool:
-    """Traces the model's functions on the rows of one device.
-
-    Args:
-        model: The model, not split.
-        step: Its step, in which a model with collectives of its own is traced on the mesh.
-        batch: Global shapes and dtypes of a batch.
-        evaluates: Whether the loss is also called without a key.
-
-    Returns:
-        True if the model runs on one device; False if it runs only on the mesh.
-
-    Raises:
-        ModelError: It does neither.
-    """
-    local = step.plan.rows(step.accumulate).part(batch)
-    try:
-        check_loss(model, local, compute=step.precision.compute, evaluates=evaluates)
-    except ModelError as error:
-        cause = error.__cause__
-        if cause is None:
-            raise
-        try:
-            with as_user_error(f"model {model.name!r}: on the mesh, loss", model.loss, ModelError):
-                jax.eval_shape(step.gradients, step.abstract_state(), dict(batch))
-                if evaluates:
-                    jax.eval_shape(step.evaluate, step.abstract_state().params, dict(batch))
-        except ModelError as on_the_mesh:
-            raise (on_the_mesh if any(word in describe_error(cause) for word in MESH_ERRORS) else error) from cause
-        return False
-    return True
 
 
 def check_contract(

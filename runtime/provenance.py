@@ -21,7 +21,6 @@ import jax
 
 from ..configs.config_text import as_plain
 from ..data.source import Splits
-from ..mesh.device_mesh import DeviceMesh
 from ..mesh.errors import UserError
 from ..models.lora import lora_config
 from .build_run import Built, data_facts
@@ -222,11 +221,6 @@ def describe_run(built: Built) -> dict[str, Any]:
         "lora_scale": None if adapters is None else adapters.scale,
         "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-
-
-def mesh_text(mesh: DeviceMesh) -> str:
-    """Returns the axes of a mesh with their sizes, if over 1: "mesh data 2 x fsdp 4"."""
-    return f"mesh {' x '.join(f'{name} {size}' for name, size in mesh.split_axes.items()) or '1 device'}"
 
 
 def package_versions() -> dict[str, str]:

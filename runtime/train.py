@@ -19,7 +19,7 @@ from .guards.guards import Guards
 from .machine_check import check_memory
 from .ownership import Ownership
 from .process_check import agree_on_config, check_same_step
-from .provenance import describe_run, mesh_text, provenance_of, read_provenance, remarks
+from .provenance import describe_run, provenance_of, read_provenance, remarks
 from .rollbacks import Rollbacks
 from .run_directory import adopt_directory, is_run
 from .training_run import TrainingRun
@@ -107,4 +107,4 @@ def _prepare(
 def title(built: Built) -> str:
     """Returns the model, the data and the mesh as one line."""
     parameters = f"{built.layouts.num_parameters:,} parameters"
-    return f"{built.model.name}, {parameters}, {built.splits.description}; {mesh_text(built.layouts.mesh)}"
+    return f"{built.model.name}, {parameters}, {built.splits.description}; {built.layouts.mesh.summary}"

@@ -1,8 +1,10 @@
-"""The progress of a run: a live panel on a terminal, one line per record elsewhere."""
+"""The progress of a run: a live panel on a terminal and in a notebook, one line per record elsewhere."""
 
+import html
+import io
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any, Self
 
@@ -17,6 +19,10 @@ from ..mesh.processes import is_main_process
 from .quantities import OWN_FIGURES, compact, duration, is_number, loss_text, speed_key, with_unit
 
 BLOCKS = "▁▂▃▄▅▆▇█"
+PANEL_WIDTH = 100
+"""Columns of the panel in a notebook."""
+REFRESH_SECONDS = 0.5
+"""The shortest time between two updates of the panel in a notebook."""
 HISTORY = 40
 """Losses in the small chart, and step times in the estimate of the time left."""
 
@@ -25,7 +31,9 @@ class Display:
     """Shows the progress of one run; a context manager. Ignores unknown and missing metrics."""
 
     def __init__(self, total_steps: int, start_step: int, title: str, console: Console | None = None) -> None:
-        """Prepares a display: live on a terminal, plain lines elsewhere, silent in all processes but the main one.
+        """Prepares a display: a panel on a terminal or in a notebook, plain lines elsewhere.
+
+        All processes but the main one are silent.
 
         Args:
             total_steps: Optimizer steps of the whole run.
@@ -42,8 +50,17 @@ class Display:
         self._losses: deque[float] = deque(maxlen=HISTORY)
         self._step_seconds: deque[float] = deque(maxlen=HISTORY)
         self._updated = time.monotonic()
-        live = console is not None and console.is_terminal and not console.is_dumb_terminal
-        self._live = Live(get_renderable=self._panel, console=console, refresh_per_second=2) if live else None
+        self._live = self._make_live(console)
+
+    def _make_live(self, console: Console | None) -> "Live | NotebookPanel | None":
+        """Returns the panel that is updated in place, or None if each record is printed as a line."""
+        if console is None:
+            return None
+        if console.is_jupyter:
+            return NotebookPanel(self._panel)
+        if console.is_terminal and not console.is_dumb_terminal:
+            return Live(get_renderable=self._panel, console=console, refresh_per_second=2)
+        return None
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -70,6 +87,8 @@ class Display:
         self._step_seconds.extend([finite["seconds"]] if "seconds" in finite else [])
         self._latest |= finite
         self._updated = time.monotonic()
+        if isinstance(self._live, NotebookPanel):
+            self._live.refresh()
         if self._live is None:
             width, left = len(str(self._total)), self.seconds_left()
             parts = [f"step {self._step:>{width}}/{self._total}", *_metric_texts(finite)]
@@ -100,6 +119,51 @@ class Display:
         if len(self._losses) > 1:
             numbers.append(f"  {sparkline(list(self._losses))}", style="cyan")
         return Group(Text(self._title, style="bold", overflow="ellipsis", no_wrap=True), bar, numbers)
+
+
+class NotebookPanel:
+    """A panel in the output of a notebook's cell, updated in place.
+
+    Rich needs ipywidgets for that; a display handle of IPython does not.
+    """
+
+    def __init__(self, render: Callable[[], RenderableType]) -> None:
+        """Prepares a panel.
+
+        Args:
+            render: Returns the panel's current content.
+        """
+        self._render = render
+        self._handle: Any = None
+        self._shown = 0.0
+
+    def start(self) -> None:
+        """Shows the panel."""
+        from IPython.display import display
+
+        self._handle = display(self._content(), raw=True, display_id=True)
+        self._shown = time.monotonic()
+
+    def refresh(self) -> None:
+        """Updates the panel, unless it was updated a moment ago."""
+        if time.monotonic() - self._shown >= REFRESH_SECONDS:
+            self._update()
+
+    def stop(self) -> None:
+        """Updates the panel for the last time."""
+        self._update()
+
+    def _update(self) -> None:
+        self._handle.update(self._content(), raw=True)
+        self._shown = time.monotonic()
+
+    def _content(self) -> dict[str, str]:
+        """Returns the panel by MIME type."""
+        output = io.StringIO()
+        console = Console(file=output, width=PANEL_WIDTH, force_jupyter=False, color_system=None)
+        console.print(self._render())
+        text = output.getvalue()
+        return {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}
 
 
 def sparkline(values: list[float]) -> str:

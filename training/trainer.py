@@ -9,31 +9,36 @@ It holds a step and its state, and calls `fit` (callbacks), `evaluate_sources` (
 no run directory; `Checkpoints` save if they are given.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 
 from ..checkpoints.manager import Checkpoints
-from ..data.batches import train_batches
+from ..data.batches import abstract_batch, train_batches
 from ..data.examples import PAIR, as_arrays
-from ..data.source import Source, Splits
+from ..data.source import Source, Splits, is_stream
 from ..data.sources.arrays import ArraySource
 from ..data.sources.iterables import from_batches
 from ..layouts.layout_map import LayoutMap
-from ..mesh.errors import UserError
+from ..mesh.errors import UserError, counted
 from ..mesh.processes import local_copy
 from ..parallel.model import BlockModel, Model, Params, with_state
+from ..parallel.model.arguments import check_is_optimizer, require_model
 from ..parallel.options import FLOAT32, Precision
 from ..parallel.plan import ShardingPlan
+from ..parallel.sharding.batch_rows import check_rows
 from ..parallel.sharding.lay_out import StrategyLike, lay_out
 from ..parallel.sharding.stored_order import stored_order
 from ..parallel.step.build import build_step
+from ..parallel.step.inputs import BatchShapes, shapes_of
+from ..parallel.step.model_functions import check_functions
 from ..parallel.step.state import TrainState
-from .callbacks.fit import Fitted, fit
+from .callbacks.fit import Fitted, Interrupted, fit
 from .loop import evaluate_sources
 from .predict import Predictor, named
 
@@ -83,13 +88,23 @@ class Trainer:
         Raises:
             UserError: The layouts are invalid, or an argument is out of range.
         """
+        model = require_model(model, "Trainer")
+        check_is_optimizer(optimizer, "Trainer: the optimizer")
+        if isinstance(global_batch, bool) or not isinstance(global_batch, int) or global_batch < 1:
+            raise UserError(f"Trainer: global_batch={global_batch!r} must be a positive integer, the rows of a batch.")
         plan = lay_out(model, DATA if strategy is None else strategy, rules=rules, precision=precision)
-        options = {"accumulate": accumulate, "clip_norm": clip_norm, "precision": precision}
-        self.step = build_step(model, optimizer, plan, **options)
+        self.step = build_step(model, optimizer, plan, accumulate=accumulate, clip_norm=clip_norm, precision=precision)
+        check_rows(plan, global_batch, accumulate)
         self.state: TrainState = self.step.init(seed, params)
-        self.global_batch, self.seed = global_batch, seed
+        self.global_batch = global_batch
+        self.seed = seed
         self._predictor: tuple[TrainState, Predictor] | None = None
         """The latest predictor, with its state."""
+        self._checked: set[BatchShapes] = set()
+        """The shapes of batches for which the model's functions have been traced."""
+
+    def __repr__(self) -> str:
+        return f"Trainer({self.layouts.title}; {self.global_batch} rows a batch, {counted(self.steps, 'step')} done)"
 
     @property
     def layouts(self) -> ShardingPlan:
@@ -120,7 +135,9 @@ class Trainer:
         folder: Path | str = ".",
         shuffle: bool = True,
         log_every: int = 10,
-        say: Callable[[str], None] = print,
+        progress: bool = True,
+        on_progress: Callable[[Mapping[str, Any]], None] | None = None,
+        say: Callable[[str], None] | None = None,
     ) -> Fitted:
         """Trains from the current state.
 
@@ -139,39 +156,33 @@ class Trainer:
             folder: The directory for the callbacks' files.
             shuffle: False for the data's own order in every epoch.
             log_every: Steps between two logged steps.
-            say: Prints a line.
+            progress: Shows a panel on a terminal and in a notebook, and elsewhere a line for each logged step.
+            on_progress: Receives the record of each logged step, by name.
+            say: Prints a line of a callback; by default, beside the progress.
 
         Returns:
             The last state, the steps since the trainer was created, the reason for an early end, and the records.
 
         Raises:
-            UserError: The data or a callback is invalid, or `steps` is missing.
+            Interrupted: SIGINT (Ctrl-C) ended training after a whole step. The trainer has the state after that step,
+                so another call of `fit` continues.
+            UserError: The data does not fit the model, a callback is invalid, or `steps` is missing.
             Diverged: The loss is not finite; the state is then lost.
         """
         source = rows_to_train_on(data)
-        streamed = getattr(source, "is_stream", False)
-        if steps is None and streamed:
-            raise UserError("fit: the end of an iterable of batches is unknown. Give steps instead of epochs.")
-        start, examples = self.steps, 0 if streamed else len(source)
-        number = max(1, -(-epochs * examples // self.global_batch)) if steps is None else steps
-        batches = train_batches(
-            source,
-            self.layouts.batch_sharding(),
-            global_batch=self.global_batch,
-            seed=self.seed,
-            start_step=0 if streamed else start,
-            num_steps=number,
-            shuffle=shuffle,
-        )
-        held_out = [*rows_in_order(evaluation)] if evaluation is not None else []
+        start = self.steps
+        examples = 0 if is_stream(source) else len(source)
+        number = _steps_of(epochs, examples, self.global_batch) if steps is None else steps
+        self._check_functions(source, evaluates=evaluation is not None)
+        batches = self._batches(source, number, shuffle=shuffle)
         self._predictor = None
-        with closing(batches):
+        with closing(batches), self._keeps_state():
             fitted = fit(
                 self.step,
                 self.state,
                 batches,
                 callbacks=callbacks,
-                evaluate=None if evaluation is None else lambda state: self._evaluate_held_out(state, held_out),
+                evaluate=self._evaluator(evaluation),
                 evaluate_every=evaluate_every,
                 checkpoints=checkpoints,
                 save_every=save_every,
@@ -181,6 +192,8 @@ class Trainer:
                 global_batch=self.global_batch,
                 examples=examples,
                 log_every=log_every,
+                progress=progress,
+                on_progress=on_progress,
                 say=say,
             )
         self.state = fitted.state
@@ -219,17 +232,79 @@ class Trainer:
         whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         return next(iter(whole.values())) if [*whole] == [*named(0)] else whole
 
-    def _evaluate_held_out(self, state: TrainState, sources: Iterable[Any]) -> dict[str, float]:
-        return {f"eval_{name}": value for name, value in self._evaluate(state, sources).items()}
+    @contextmanager
+    def _keeps_state(self) -> Iterator[None]:
+        """Takes the state of an interrupted `fit`, which has consumed the trainer's."""
+        try:
+            yield
+        except Interrupted as interruption:
+            self.state = interruption.fitted.state
+            raise
+
+    def _check_functions(self, source: Source, *, evaluates: bool) -> None:
+        """Traces the model's functions on rows of a source, once for each of their shapes.
+
+        Raises:
+            ModelError: A function raises an exception or returns an invalid result.
+        """
+        batch = abstract_batch(source, self.global_batch, self.layouts.batch_sharding())
+        shapes = shapes_of(batch)
+        if shapes not in self._checked:
+            check_functions(self.step.given_model, self.step, batch, evaluates=evaluates)
+            self._checked.add(shapes)
+
+    def _batches(self, source: Source, number: int, *, shuffle: bool) -> Generator[dict[str, jax.Array], None, None]:
+        """Returns the batches of the next steps; a stream begins anew."""
+        return train_batches(
+            source,
+            self.layouts.batch_sharding(),
+            global_batch=self.global_batch,
+            seed=self.seed,
+            start_step=0 if is_stream(source) else self.steps,
+            num_steps=number,
+            shuffle=shuffle,
+        )
+
+    def _evaluator(self, data: Any) -> Callable[[TrainState], dict[str, float]] | None:
+        """Returns the evaluation of a state on held-out data, with names for callbacks; None without data."""
+        if data is None:
+            return None
+        sources = [*rows_in_order(data)]
+
+        def evaluate(state: TrainState) -> dict[str, float]:
+            metrics = self._evaluate(state, sources)
+            return {f"eval_{name}": value for name, value in metrics.items()}
+
+        return evaluate
 
     def _evaluate(self, state: TrainState, sources: Iterable[Any]) -> dict[str, float]:
-        return evaluate_sources(self.step, state.params, state.model_state, sources, global_batch=self.global_batch)
+        return evaluate_sources(
+            self.step, state.params, state.model_state, self._checking(sources), global_batch=self.global_batch
+        )
+
+    def _checking(self, sources: Iterable[Any]) -> Iterator[Any]:
+        """Yields the sources, after a check of the model's functions on the rows of each."""
+        for source in sources:
+            if len(source):
+                self._check_functions(source, evaluates=True)
+            yield source
 
     def _predictions(self, source: Any) -> Iterator[dict[str, np.ndarray]]:
         if self._predictor is None or self._predictor[0] is not self.state:
             model = with_state(self.step.given_model, self.state.model_state)
             self._predictor = self.state, Predictor(model, self.params, self.layouts, self.step.precision.compute)
         return self._predictor[1].rows(source, global_batch=self.global_batch)
+
+
+def _steps_of(epochs: int, examples: int, global_batch: int) -> int:
+    """Returns the steps of some passes over the data, rounded up; `examples` is 0 for a stream.
+
+    Raises:
+        UserError: The data is a stream, whose passes have no known number of steps.
+    """
+    if not examples:
+        raise UserError("fit: the end of an iterable of batches is unknown. Give steps instead of epochs.")
+    return max(1, -(-epochs * examples // global_batch))
 
 
 def rows_to_train_on(data: Any) -> Source:

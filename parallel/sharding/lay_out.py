@@ -20,6 +20,7 @@ from ...mesh.device_mesh import DeviceMesh
 from ...mesh.errors import UserError
 from .. import fsdp, pipeline
 from ..model import BlockModel, Model, Params, has_state
+from ..model.arguments import require_model
 from ..options import FLOAT32, Precision, cast_floats
 from ..pipeline import PipelineConfig, make_pipeline
 from ..plan import MeshPlan, Parameter, ShardingPlan, StepOptions
@@ -83,6 +84,7 @@ def lay_out(
         LayoutError: All problems with the layouts.
         UserError: The strategy is invalid.
     """
+    model = require_model(model, "lay_out")
     own, brought, plan = _resolve_strategy(model, strategy, devices)
     params = abstract_parameters(model, precision)
     check_groups(model, params)
@@ -186,6 +188,10 @@ def _resolve_strategy(
         rules = strategy.layout_map if isinstance(strategy, ModelParallel) else None
         manual = rows = (name,) if name is not None and mesh.axis_size(name) > 1 else ()
     else:
+        if not isinstance(strategy, DeviceMesh | Mapping):
+            raise UserError(
+                f"strategy={strategy!r} must be a mapping such as {{'fsdp': 8}}, a DeviceMesh, or a distribution."
+            )
         if isinstance(strategy, DeviceMesh):
             mesh, configs = strategy, read_strategy(_sizes(strategy))
         else:

@@ -8,6 +8,7 @@ import optax
 
 from ...mesh.errors import UserError
 from ..model import BlockModel, Model
+from ..model.arguments import check_is_optimizer, require_model
 from ..options import FLOAT32, Precision
 from ..plan import ShardingPlan, StepOptions
 from .train_step import Step
@@ -40,8 +41,10 @@ def build_step(
             {"xla_gpu_enable_latency_hiding_scheduler": True}. JAX raises an error for an unknown option at compilation.
 
     Raises:
-        UserError: A number is out of range, or the policy is unknown.
+        UserError: A number is out of range, the policy is unknown, or the model or the optimizer is something else.
     """
+    model = require_model(model, "build_step")
+    check_is_optimizer(optimizer, "build_step: the optimizer")
     if accumulate < 1:
         raise UserError(f"train.accumulate={accumulate} must be at least 1.")
     if not 0 <= clip_norm < float("inf"):

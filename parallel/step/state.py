@@ -10,8 +10,9 @@ import numpy as np
 from jax import Array, lax
 
 from ...layouts.paths import in_blocks, leaves_with_paths, map_with_path
+from ...layouts.sizes import array_bytes, format_bytes
 from ...mesh.compat import varying_axes
-from ...mesh.errors import did_you_mean, raise_problems
+from ...mesh.errors import counted, did_you_mean, raise_problems
 from ...mesh.keys import WORDS, key_of
 from ..model import Params, has_state
 from ..options import cast_floats
@@ -44,6 +45,15 @@ class TrainState(NamedTuple):
     extra: Any = ()
     model_state: Any = ()
     loss_scale: Any = ()
+
+    def __repr__(self) -> str:
+        parts = []
+        for name, value in self._asdict().items():
+            leaves = [leaf for leaf in jax.tree.leaves(value) if hasattr(leaf, "dtype")]
+            if leaves:
+                size = sum(array_bytes(leaf.shape, leaf.dtype) for leaf in leaves)
+                parts.append(f"{name}: {counted(len(leaves), 'array')}, {format_bytes(size)}")
+        return f"TrainState({'; '.join(parts)})"
 
 
 class StepMetrics(NamedTuple):

@@ -60,6 +60,9 @@ class Step:
         self._batches, self._own_batches = (BatchCheck(name, rows) for name in ("the step", "step.gradients"))
         self._eval_batches = BatchCheck("step.evaluate", partial(check_eval_rows, plan))
 
+    def __repr__(self) -> str:
+        return f"Step({self.plan.title})"
+
     def init(self, seed: int, params: Params | None = None) -> TrainState:
         """Creates the initial state. Every array is created in its own layout.
 

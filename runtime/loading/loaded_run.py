@@ -31,13 +31,13 @@ from ...parallel.model import BlockModel, Model, Params, with_state
 from ...parallel.plan import ShardingPlan
 from ...parallel.sharding.stored_order import stored_order
 from ...parallel.step.build import build_step
+from ...parallel.step.model_functions import check_functions
 from ...parallel.step.train_step import Step
 from ...training.loop import evaluate_sources
 from ...training.metrics import read_metrics
 from ...training.predict import Predictor
 from ..build_run import choose_evenly, first_row, model_limits, plan_layouts
-from ..model_check import check_functions
-from ..provenance import changed_data, mesh_text
+from ..provenance import changed_data
 from .fitting import Fitted, fitting_rows, rows_alone
 
 DEFAULT_LENGTH = 200
@@ -334,7 +334,7 @@ class LoadedRun:
         """The run, the model and the mesh, as one line."""
         model = f"{self.model.name}, {self.layouts.num_parameters:,} parameters"
         averages = " (averages, optimizer.ema)" if self.ema else ""
-        return f"{display_path(self.folder)} at step {self.step}: {model}{averages}; {mesh_text(self.layouts.mesh)}"
+        return f"{display_path(self.folder)} at step {self.step}: {model}{averages}; {self.layouts.mesh.summary}"
 
     @cached_property
     def _codec(self) -> ByteCodec | TokenizerCodec:

@@ -2,8 +2,9 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import pytest
-from spmdkit.models.catalog import as_model, load_model
+from spmdkit.models.catalog import load_model
 from spmdkit.parallel.model import Model
+from spmdkit.parallel.model.arguments import as_model
 
 
 def init(key):

@@ -1,5 +1,7 @@
 """`Trainer`: the same numbers on every mesh, whatever form the data has, and nothing that `fit` does not do."""
 
+import signal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -184,3 +186,96 @@ def test_what_is_no_data_is_told(data, told):
     made = trainer()
     with pytest.raises(UserError, match=told):
         made.fit(data)
+
+
+QUIET = {"progress": False, "say": lambda line: None}
+
+
+def test_interruption_keeps_the_state_and_is_raised():
+    """Ctrl-C ends after a whole step; the trainer continues from there, as if it had not happened."""
+
+    class CtrlC:
+        def on_step_begin(self, run):
+            if run.step == 3:
+                signal.raise_signal(signal.SIGINT)
+
+    made = trainer({"data": 8})
+    with pytest.raises(KeyboardInterrupt, match=r"interrupted after step [34] of 20") as caught:
+        made.fit((X, Y), steps=20, callbacks=[CtrlC()], **QUIET)
+    assert caught.value.fitted.steps == made.steps < 20
+    made.fit((X, Y), steps=6 - made.steps, **QUIET)
+    uninterrupted = trainer({"data": 8})
+    uninterrupted.fit((X, Y), steps=6, **QUIET)
+    jax.tree.map(np.testing.assert_array_equal, made.params, uninterrupted.params)
+
+
+def test_objects_of_a_notebook_have_short_texts():
+    made = trainer({"data": 8})
+    fitted = made.fit((X, Y), steps=2, **QUIET)
+    for value in (made, fitted, made.state, made.layouts, made.step):
+        text = repr(value)
+        assert len(text) < 200, text
+        assert "\n" not in text
+    assert repr(fitted).startswith("Fitted(steps=2, why='', loss=")
+    assert "72 parameters; mesh data 8" in repr(made)
+    html = made.layouts._repr_html_()
+    assert html.count("<tr>") == 3, "the headings and two parameters"
+    assert "<td>kernel</td>" in html
+
+
+def test_progress_is_printed_and_passed_on(capsys):
+    records = []
+    made = trainer({"data": 8})
+    made.fit((X, Y), steps=4, log_every=2, on_progress=records.append)
+    printed = capsys.readouterr().out
+    assert "step 2/4" in printed
+    assert "step 4/4" in printed
+    assert [record["step"] for record in records] == [2, 4]
+    made.fit((X, Y), steps=2, progress=False)
+    assert capsys.readouterr().out == ""
+
+
+class Module:
+    """A module that is not adapted."""
+
+
+def made_of(model=None, optimizer=None, **options):
+    model = Model(init=init, loss=loss, name="m") if model is None else model
+    return Trainer(model, optax.sgd(0.1) if optimizer is None else optimizer, {"data": 8}, **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": Module()}, r"Trainer: the model is an object of type Module\. .*spmdkit\.adapt\(Module\(\.\.\.\)"),
+        ({"model": Module}, r"Trainer: the model is the class Module\. .*spmdkit\.adapt"),
+        ({"model": loss}, r"Trainer: the model is an object of type function \(loss\)\. It must be"),
+        ({"optimizer": "adamw"}, r"the optimizer must be .*, got 'adamw' \(str\)\. Give optax\.adamw\(1e-3\)"),
+        ({"optimizer": optax.adam}, r"the optimizer must be .*\. Call adam, .*: adam\(1e-3\)"),
+        ({"optimizer": 3}, r"the optimizer must be .*, got 3 \(int\)\. Give one, such as optax\.adamw"),
+        ({"global_batch": 63}, r"63 rows cannot be split over data 8 .*63 % 8 = 7.*64 is the nearest"),
+        ({"global_batch": "64"}, r"global_batch='64' must be a positive integer"),
+        ({"global_batch": 0}, r"global_batch=0 must be a positive integer"),
+    ],
+)
+def test_mistakes_in_arguments(arguments, message):
+    with pytest.raises(UserError, match=message):
+        made_of(**arguments)
+
+
+def test_pair_of_functions_is_a_model():
+    assert made_of((init, loss)).layouts.model_name == "model"
+
+
+def test_rows_that_do_not_fit_the_model():
+    """The message names the line of the user's loss and both shapes, before anything is compiled."""
+    made = trainer({"data": 8})
+    narrow = (X[:, :5], Y)
+    message = r"loss fails in .*test_trainer.py, line \d+ .*\n?.*inputs float32 \(8, 5\).*kernel float32 \(6, 8\)"
+    with pytest.raises(UserError, match=message):
+        made.fit(narrow, steps=2, **QUIET)
+    with pytest.raises(UserError, match=message):
+        made.evaluate(narrow)
+    with pytest.raises(UserError, match=r"KeyError: 'targets'"):
+        made.fit({"inputs": X}, steps=2, **QUIET)
+    assert made.steps == 0

@@ -6,18 +6,21 @@ A run of a config (`runtime/training_run.py`) uses `run_with_callbacks` too, wit
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...checkpoints.manager import Checkpoints
 from ...checkpoints.replicas import ReplicaCheck
-from ...mesh.errors import UserError
+from ...mesh.errors import UserError, counted
 from ...parallel.model import Batch
 from ...parallel.step.state import TrainState
 from ...parallel.step.train_step import Step
+from ..display import Display
 from ..loop import is_due, run_steps
 from ..steps.late_log import Progress
-from ..stopping.gate import stops_on_signals
+from ..stopping.gate import Gate, stops_on_signals
 from .callback import Run
 from .callback_catalog import check_callback
 from .conductor import Conductor
@@ -38,6 +41,26 @@ class Fitted(NamedTuple):
     steps: int
     why: str
     records: list[dict[str, Any]]
+
+    def __repr__(self) -> str:
+        if not self.records:
+            latest = "nothing logged"
+        else:
+            latest = f"loss={self.records[-1]['loss']:.4g}, {counted(len(self.records), 'record')}"
+        return f"Fitted(steps={self.steps}, why={self.why!r}, {latest})"
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, or a notebook's "interrupt", ended `fit` after a whole step.
+
+    Attributes:
+        fitted: The result of `fit` up to that step. Training can continue from `fitted.state`.
+    """
+
+    def __init__(self, fitted: Fitted, num_steps: int) -> None:
+        """Describes the interruption; `num_steps` are the steps of the whole run."""
+        super().__init__(f"Training was interrupted after step {fitted.steps:,} of {num_steps:,}.")
+        self.fitted = fitted
 
 
 def run_with_callbacks(
@@ -90,7 +113,9 @@ def fit(
     global_batch: int = 1,
     examples: int = 0,
     log_every: int = 10,
-    say: Callable[[str], None] = print,
+    progress: bool = True,
+    on_progress: Callable[[Mapping[str, Any]], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Fitted:
     """Trains on every batch given, or until a callback or a signal ends it.
 
@@ -112,87 +137,141 @@ def fit(
         global_batch: Rows of a batch, over all devices.
         examples: Rows of an epoch; 0 = there are no epochs.
         log_every: Steps between two logged steps.
-        say: Prints a line.
+        progress: Shows a panel on a terminal and in a notebook, and elsewhere a line for each logged step.
+        on_progress: Receives the record of each logged step, by name; see docs/metrics.md.
+        say: Prints a line of a callback; by default, beside the progress.
 
     Raises:
+        Interrupted: SIGINT (Ctrl-C) ended training after a whole step, which was saved if there are `checkpoints`.
         UserError: A callback cannot work, or fails; or `num_steps` is missing.
         Diverged: The loss is not finite.
         ReplicasDiffer: Before a save, devices that hold copies of the same array differ; nothing is saved.
     """
-    if num_steps is None:
-        if not isinstance(batches, Sized):
-            raise UserError("fit: these batches do not have a length. Give num_steps, the steps of the whole run.")
-        num_steps = start + len(batches)
+    num_steps = start + _count_batches(batches) if num_steps is None else num_steps
     for callback in callbacks:
         check_callback(callback, f"callbacks: {type(callback).__name__}")
     Path(folder).mkdir(parents=True, exist_ok=True)
-    run = Run(
-        folder=Path(folder),
-        start=start,
-        num_steps=num_steps,
-        batch=global_batch,
-        examples=examples,
-        evaluates=evaluate is not None,
-        say=say,
-        can_scale=LEARNING_RATE in factors_of(state),
-    )
-    return _fit(run, callbacks, step, state, batches, evaluate, evaluate_every, checkpoints, save_every, log_every)
+    with ExitStack() as stack:
+        display = stack.enter_context(Display(num_steps, start, _title(step))) if progress else None
+        run = Run(
+            folder=Path(folder),
+            start=start,
+            num_steps=num_steps,
+            batch=global_batch,
+            examples=examples,
+            evaluates=evaluate is not None,
+            say=say or (display.message if display is not None else print),
+            can_scale=LEARNING_RATE in factors_of(state),
+        )
+        call = _Call(
+            run=run,
+            callbacks=callbacks,
+            evaluate=evaluate,
+            evaluate_every=evaluate_every,
+            checkpoints=checkpoints,
+            save_every=save_every,
+            display=display,
+            on_progress=on_progress,
+        )
+        fitted, signal_name = call.train(step, state, batches, log_every)
+    if signal_name.startswith("SIGINT"):
+        raise Interrupted(fitted, num_steps)
+    return fitted
 
 
-def _fit(
-    run: Run,
-    callbacks: Sequence[Any],
-    step: Step,
-    state: TrainState,
-    batches: Iterable[Batch],
-    evaluate: Callable[[TrainState], Mapping[str, float]] | None,
-    evaluate_every: int,
-    checkpoints: Checkpoints | None,
-    save_every: int,
-    log_every: int,
-) -> Fitted:
-    replicas, records = ReplicaCheck(state), []
+def _count_batches(batches: Iterable[Batch]) -> int:
+    if not isinstance(batches, Sized):
+        raise UserError("fit: these batches do not have a length. Give num_steps, the steps of the whole run.")
+    return len(batches)
 
-    def save(number: int, state: TrainState, notes: Mapping[str, Any]) -> None:
-        if checkpoints is not None:
-            replicas.check(number, state)
-            checkpoints.save(number, state, run.say, notes=notes, also_keep=run.kept)
 
-    def record(progress: Progress) -> None:
-        records.append({**progress._asdict(), **progress.extra})
-        del records[-1]["extra"]
-        conductor.logged(records[-1])
+def _title(step: Any) -> str:
+    """Returns the line above the progress; a wrapper of a step has no plan."""
+    return step.plan.title if isinstance(step, Step) else "training"
 
-    def save_at_stop(number: int, state: TrainState) -> None:
-        if not conductor.ended.end and number > run.start:  # if a callback ends training, its pause saves
-            conductor.save(number, state)
 
-    def report_skip(number: int, found: str) -> None:
-        if run.is_main:
-            run.say(f"Step {number}: {found}; its update was left out (loss_scale, which halves).")
+@dataclass(kw_only=True)
+class _Call:
+    """One call of `fit`, with its arguments."""
 
-    with stops_on_signals() as gate:
-        conductor = Conductor(
-            {f"callbacks.{place} ({type(each).__name__})": each for place, each in enumerate(callbacks)},
-            run,
+    run: Run
+    callbacks: Sequence[Any]
+    evaluate: Callable[[TrainState], Mapping[str, float]] | None
+    evaluate_every: int
+    checkpoints: Checkpoints | None
+    save_every: int
+    display: Display | None
+    on_progress: Callable[[Mapping[str, Any]], None] | None
+
+    def train(self, step: Step, state: TrainState, batches: Iterable[Batch], log_every: int) -> tuple[Fitted, str]:
+        """Trains, and returns the result and the signal that ended training, or ""."""
+        self._replicas = ReplicaCheck(state)
+        self._records: list[dict[str, Any]] = []
+        with stops_on_signals() as gate:
+            self._conductor = self._make_conductor(gate)
+            if self.run.start and self.checkpoints is not None:
+                self._conductor.restore(self.checkpoints.notes(self.run.start))
+            state = run_with_callbacks(
+                self._conductor,
+                step,
+                state,
+                batches,
+                finish_saves=self._finish_saves,
+                start=self.run.start,
+                log_every=log_every,
+                on_progress=self._record,
+                on_stop=self._save_at_stop,
+                on_skip=self._report_skip,
+            )
+        ended_by_callback = bool(self._conductor.ended.end)
+        signal_name = "" if ended_by_callback else gate.reason
+        return Fitted(state, self.run.step, gate.reason, self._records), signal_name
+
+    def _make_conductor(self, gate: Gate) -> Conductor:
+        names = [f"callbacks.{place} ({type(callback).__name__})" for place, callback in enumerate(self.callbacks)]
+        return Conductor(
+            dict(zip(names, self.callbacks, strict=True)),
+            self.run,
             gate,
-            evaluates_at=lambda number: evaluate is not None and is_due(number, evaluate_every, run.num_steps),
-            saves_at=lambda number: checkpoints is not None and is_due(number, save_every, run.num_steps),
-            evaluate=lambda number, state: evaluate(state) if evaluate else {},
-            save=save,
+            evaluates_at=self._evaluates_at,
+            saves_at=self._saves_at,
+            evaluate=self._evaluate,
+            save=self._save,
         )
-        if run.start and checkpoints is not None:
-            conductor.restore(checkpoints.notes(run.start))
-        state = run_with_callbacks(
-            conductor,
-            step,
-            state,
-            batches,
-            finish_saves=checkpoints.wait if checkpoints is not None else lambda: None,
-            start=run.start,
-            log_every=log_every,
-            on_progress=record,
-            on_stop=save_at_stop,
-            on_skip=report_skip,
-        )
-    return Fitted(state, run.step, gate.reason, records)
+
+    def _evaluates_at(self, number: int) -> bool:
+        return self.evaluate is not None and is_due(number, self.evaluate_every, self.run.num_steps)
+
+    def _evaluate(self, number: int, state: TrainState) -> Mapping[str, float]:
+        return {} if self.evaluate is None else self.evaluate(state)
+
+    def _saves_at(self, number: int) -> bool:
+        return self.checkpoints is not None and is_due(number, self.save_every, self.run.num_steps)
+
+    def _save(self, number: int, state: TrainState, notes: Mapping[str, Any]) -> None:
+        if self.checkpoints is not None:
+            self._replicas.check(number, state)
+            self.checkpoints.save(number, state, self.run.say, notes=notes, also_keep=self.run.kept)
+
+    def _save_at_stop(self, number: int, state: TrainState) -> None:
+        # If a callback ends training, its pause saves.
+        if not self._conductor.ended.end and number > self.run.start:
+            self._conductor.save(number, state)
+
+    def _finish_saves(self) -> None:
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
+
+    def _record(self, progress: Progress) -> None:
+        record = {**progress._asdict(), **progress.extra}
+        del record["extra"]
+        self._records.append(record)
+        if self.display is not None:
+            self.display.update(record)
+        if self.on_progress is not None:
+            self.on_progress(record)
+        self._conductor.logged(record)
+
+    def _report_skip(self, number: int, found: str) -> None:
+        if self.run.is_main:
+            self.run.say(f"Step {number}: {found}; its update was left out (loss_scale, which halves).")

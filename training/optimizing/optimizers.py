@@ -21,6 +21,7 @@ import optax.contrib
 from ...layouts.paths import in_blocks, leaves_with_paths, map_with_path, match_paths
 from ...mesh.errors import UserError
 from ...models.frozen import frozen_paths
+from ...parallel.model.arguments import check_is_optimizer
 from ...parallel.model.user_code import import_function
 from ...parallel.model.user_options import with_options
 from .averaging import averaged
@@ -118,8 +119,7 @@ def _user_optimizer(
     function = import_function(config.name, "optimizer.name", search_path)
     given = f"optimizer.name={config.name!r}"
     result = with_options(function, config.options, offered, "optimizer.options", given)()
-    if not isinstance(result, optax.GradientTransformation):
-        raise UserError(f"{given} must return an optax.GradientTransformation, got a {type(result).__name__}.")
+    check_is_optimizer(result, f"{given}: the result")
     return result
 
 

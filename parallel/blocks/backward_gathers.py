@@ -21,7 +21,7 @@ from ..plan import ShardingPlan
 from ..xla.graph import Graph, dependencies, operation, trace
 from ..xla.primitives import GATHERS, gathered_over
 from .ends import separates_ends
-from .forward import block_of_loop
+from .forward import block_of_loop, first_block
 from .model_parts import make_parts, on_activations
 from .prefetch import make_stack, prefetches_blocks
 from .split_backward import split_block
@@ -43,15 +43,16 @@ def find_backward_gathers(
     """
 
     def find(params: Params, x: Activations) -> tuple[frozenset[str], frozenset[str]]:
-        shards, key = jax.tree.map(lambda leaf: leaf[0], params["blocks"]), make_key(0)
-        if plan.pipeline:
-            inner = _of_split(make_parts(model, plan).block, plan, shards, x, key)
-            return inner, inner
         if prefetches_blocks(plan):
             inner = _of_prefetched(model, plan, params["blocks"], x)
             return inner, inner
+        one = first_block(plan, params)
+        key = make_key(0)
+        if plan.pipeline:
+            inner = _of_split(make_parts(model, plan).block, plan, one, x, key)
+            return inner, inner
         block, unroll = block_of_loop(model, plan)
-        run = partial(_of_loop, lambda shards, kept, x: block(x, shards, kept, key), plan, shards, x)
+        run = partial(_of_loop, lambda shards, kept, x: block(x, shards, kept, key), plan, one, x)
         inner = run(to_input=True)
         is_alone = unroll == model.num_blocks or separates_ends(model, plan)
         ends_here = is_alone and _is_frozen(model.embed_reads, plan)
@@ -61,9 +62,14 @@ def find_backward_gathers(
 
 
 def find_backward_all_to_alls(
-    model: BlockModel, plan: ShardingPlan, microbatch: AbstractBatch, moved: Traffic, platform: str
+    model: BlockModel,
+    plan: ShardingPlan,
+    microbatch: AbstractBatch,
+    moved: Traffic,
+    repeated: Collection[Collective],
+    platform: str,
 ) -> tuple[Collective, ...]:
-    """Returns the lines of `moved.again` without the all-to-alls that no gradient depends on.
+    """Returns the collectives that backward repeats, without the all-to-alls that no gradient depends on.
 
     If matrix products are kept, the all-to-all that brings attention heads back is repeated only for the gradient of
     the matrix behind it, which a frozen matrix does not have.
@@ -73,21 +79,24 @@ def find_backward_all_to_alls(
         plan: A plan without a pipeline, with the options of the step.
         microbatch: The per-device shapes of one microbatch.
         moved: The traffic of one block.
+        repeated: The lines of `moved.again` whose results the remat policy does not keep.
         platform: The platform of the step.
     """
 
     def count(params: Params, x: Activations) -> list[Counter[int]]:
-        shards = jax.tree.map(lambda leaf: leaf[0], params["blocks"])
+        one = first_block(plan, params)
         block, _ = block_of_loop(model, plan)
-        alone, both, differentiable = _passes(lambda shards, kept, x: block(x, shards, kept, make_key(0)), plan, x)
-        once, twice = trace(alone, shards, differentiable), trace(both, shards, differentiable, differentiable)
-        return [_all_to_alls(graph, platform) for graph, _ in (once, twice)]
+        alone, both, differentiable = _passes(lambda shards, kept, x: block(x, shards, kept, make_key(0)), x)
+        forward, _ = trace(alone, one, differentiable)
+        forward_and_backward, _ = trace(both, one, differentiable, differentiable)
+        return [_all_to_alls(graph, platform) for graph in (forward, forward_and_backward)]
 
     once, twice = on_activations(count, model, plan, microbatch)
     if once != _lines(moved.forward):  # the model's `traffic` does not describe its program
-        return moved.again
-    needed, kept = twice - once - _lines(moved.backward), []
-    for line in moved.again:
+        return tuple(repeated)
+    needed = twice - once - _lines(moved.backward)
+    kept: list[Collective] = []
+    for line in repeated:
         if line.kind != ALL_TO_ALL or needed[line.bytes]:
             needed[line.bytes] -= 1
             kept.append(line)
@@ -108,43 +117,39 @@ def _is_frozen(groups: Collection[str], plan: ShardingPlan) -> bool:
     return plan.frozen.issuperset(row.path for row in plan.table.rows if row.path.split("/")[0] in groups)
 
 
-def _split_frozen(plan: ShardingPlan, blocks: Params) -> tuple[Params, Params]:
-    """Returns the frozen and the trained parameters of blocks."""
-    frozen, trained = plan.split_frozen({"blocks": blocks})
-    return frozen["blocks"], trained["blocks"]
-
-
 _Block: TypeAlias = Callable[[Params, Params, Activations], Activations]
-"""A block as a function of its trained parameters, its frozen ones and its input."""
+"""A block as a function of the shards that it is differentiated with respect to, of what is kept, and of its input."""
+_OneBlock: TypeAlias = tuple[Params, Params]
+"""The first two arguments of a block, see `first_block`."""
 
 
-def _of_loop(block: _Block, plan: ShardingPlan, shards: Params, x: Activations, *, to_input: bool) -> frozenset[str]:
+def _of_loop(block: _Block, plan: ShardingPlan, one: _OneBlock, x: Activations, *, to_input: bool) -> frozenset[str]:
     """Returns the parameters that forward and backward together gather more often than forward alone."""
-    alone, both, differentiable = _passes(block, plan, x, to_input=to_input)
-    once = _gathers(alone, plan, shards, differentiable)
-    twice = _gathers(both, plan, shards, differentiable, differentiable)
+    alone, both, differentiable = _passes(block, x, to_input=to_input)
+    once = _gathers(alone, plan, one, differentiable)
+    twice = _gathers(both, plan, one, differentiable, differentiable)
     return frozenset(path for path in twice if twice[path] > once[path])
 
 
 def _passes(
-    block: _Block, plan: ShardingPlan, x: Activations, *, to_input: bool = True
+    block: _Block, x: Activations, *, to_input: bool = True
 ) -> tuple[Callable[..., Any], Callable[..., Any], list[Array]]:
     """Returns two functions, forward alone and forward with backward, and the arrays of `x` that they take."""
     differentiable, others = split_differentiable(x)
 
-    def differentiate(shards: Params, differentiable: list[Array]) -> Any:
-        frozen, trained = _split_frozen(plan, shards)
+    def differentiate(one: _OneBlock, differentiable: list[Array]) -> Any:
+        shards, kept = one
 
-        def forward(trained: Params, differentiable: list[Array]) -> list[Array]:
-            return split_differentiable(block(trained, frozen, join_differentiable(x, differentiable, others)))[0]
+        def forward(shards: Params, differentiable: list[Array]) -> list[Array]:
+            return split_differentiable(block(shards, kept, join_differentiable(x, differentiable, others)))[0]
 
-        return jax.vjp(forward, trained, differentiable)
+        return jax.vjp(forward, shards, differentiable)
 
-    def alone(shards: Params, differentiable: list[Array]) -> list[Array]:
-        return differentiate(shards, differentiable)[0]  # traced by vjp too: custom gradients would hide their insides
+    def alone(one: _OneBlock, differentiable: list[Array]) -> list[Array]:
+        return differentiate(one, differentiable)[0]  # traced by vjp too: custom gradients would hide their insides
 
-    def both(shards: Params, differentiable: list[Array], dy: list[Array]) -> Any:
-        y, pull = differentiate(shards, differentiable)
+    def both(one: _OneBlock, differentiable: list[Array], dy: list[Array]) -> Any:
+        y, pull = differentiate(one, differentiable)
         gradients, dx = pull(dy)
         return y, gradients, dx if to_input else ()
 
@@ -152,36 +157,47 @@ def _passes(
 
 
 def _of_split(
-    block: Callable[..., Activations], plan: ShardingPlan, shards: Params, x: Activations, key: Array
+    block: Callable[..., Activations], plan: ShardingPlan, one: _OneBlock, x: Activations, key: Array
 ) -> frozenset[str]:
     """Returns the parameters that backward to the input gathers if a stage runs it in a separate tick."""
-    frozen, trained = _split_frozen(plan, shards)
-    parts = split_block(lambda shards, x, rest: block(shards, rest[0], x, rest[1]), trained, x, (frozen, key))
+    shards, kept = one
+    parts = split_block(lambda shards, x, rest: block(shards, rest[0], x, rest[1]), shards, x, (kept, key))
 
-    def backward(shards: Params, residuals: Any, dy: list[Array]) -> Any:
-        frozen, trained = _split_frozen(plan, shards)
-        return parts.backward_input(trained, (frozen, key), residuals, dy)
+    def backward(one: _OneBlock, residuals: Any, dy: list[Array]) -> Any:
+        shards, kept = one
+        return parts.backward_input(shards, (kept, key), residuals, dy)
 
-    return frozenset(_gathers(backward, plan, shards, parts.residuals, split_differentiable(x)[0]))
+    return frozenset(_gathers(backward, plan, one, parts.residuals, split_differentiable(x)[0]))
 
 
 def _of_prefetched(model: BlockModel, plan: ShardingPlan, blocks: Params, x: Activations) -> frozenset[str]:
     """Returns the whole parameters of a block that backward reads if blocks are gathered in advance."""
     key = make_key(0)
-    frozen, trained = _split_frozen(plan, blocks)
+    frozen, trained = plan.split_frozen({"blocks": blocks})
+    frozen = frozen["blocks"]
+    trained = trained["blocks"]
     stack = make_stack(model, plan, (trained, frozen), x, jax.random.key_data(key))
 
     def backward(shards: Params, kept: Any, dy: list[Array]) -> Any:
         return stack.differentiate(stack.gather_one(shards, like=(trained, frozen)), kept, key, dy)
 
-    one, kept = jax.tree.map(lambda leaf: leaf[0], blocks), stack.parts.residuals if stack.parts else x
+    one = jax.tree.map(lambda leaf: leaf[0], blocks)
+    kept = stack.parts.residuals if stack.parts else x
     return frozenset(_gathers(backward, plan, one, kept, split_differentiable(x)[0]))
 
 
-def _gathers(function: Callable[..., Any], plan: ShardingPlan, shards: Params, *rest: Any) -> Counter[str]:
-    """Counts the gathers of each parameter that the results of a function depend on."""
+def _gathers(function: Callable[..., Any], plan: ShardingPlan, shards: Params | _OneBlock, *rest: Any) -> Counter[str]:
+    """Counts the gathers of each parameter that the results of a function depend on.
+
+    Args:
+        function: A function of `shards` and the rest.
+        plan: A plan that gathers blocks and does not keep them.
+        shards: The shards of one block; or trained and frozen ones, each with None in place of the others.
+        *rest: The other arguments.
+    """
     graph, _ = trace(function, shards, *rest)
-    paths = [f"blocks/{path}" for path, _ in leaves_with_paths(shards)]
+    parts = shards if isinstance(shards, tuple) else (shards,)
+    paths = [f"blocks/{path}" for part in parts for path, _ in leaves_with_paths(part)]
     found: Counter[str] = Counter()
     for eqn in dependencies(graph, graph.outputs)[0]:
         collective = operation(eqn)

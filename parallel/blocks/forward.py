@@ -87,6 +87,22 @@ def keep_for_step(plan: ShardingPlan, params: Params) -> Kept:
     return {**outside, "blocks": plan.split_frozen(params)[0]["blocks"]}
 
 
+def first_block(plan: ShardingPlan, params: Params) -> tuple[Params, Params]:
+    """Returns the first block's parameters as loops over blocks pass them to `gathered_block`.
+
+    The results are those of `carriers` and of `keep_for_step`, so that a block that is traced alone has the arguments
+    that it has in the step, whichever parameters are frozen and whatever the plan keeps.
+
+    Args:
+        plan: The plan, with the options of the step.
+        params: A device's parameters of a `BlockModel`, as the step stores them.
+    """
+    trained = carriers(plan, params)["blocks"]
+    kept = keep_for_step(plan, params)["blocks"]
+    shards = jax.tree.map(lambda leaf: leaf[0], trained)
+    return shards, jax.tree.map(lambda leaf: leaf[0], kept)
+
+
 def _block_loss(model: BlockModel, plan: ShardingPlan) -> LocalLoss:
     reduced, axes, gathers = plan.gradient_table.layouts, plan.gather_axes, plan.gathers_blocks
     precision, prefetches = plan.options.precision, prefetches_blocks(plan)

@@ -198,7 +198,7 @@ def _model_collectives(
             kept = {"none": ("",), "local": ("all-gather", "reduce-scatter")}.get(remat, ())
             inside = tuple(line for line in moved.again if not line.kind.startswith(kept))  # what backward repeats
             if inside and plan.frozen and remat != "full" and not (pipeline or prefetches_blocks(plan)):
-                inside = find_backward_all_to_alls(model, plan, shapes, moved, platform)
+                inside = find_backward_all_to_alls(model, plan, shapes, moved, inside, platform)
             before = moved.again if remat != "full" else ()  # what a recompute action repeats
             if pipeline and (pipeline.timetable.blocks_per_slot > 1 or recomputes_output(plan)):
                 before = moved.forward

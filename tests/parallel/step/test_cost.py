@@ -18,10 +18,17 @@ from support import toy
 
 SIZES = {"vocabulary": 32, "length": 16, "layers": 4, "width": 16, "heads": 4, "mlp_width": 32}
 MIXTURE = moe(MoEConfig(**SIZES, experts=4, top_k=2))
+FREEZE = ("blocks/mlp/.*", "embed/.*")
 BATCH = {
     name: jax.ShapeDtypeStruct((16, 16), "float32" if name == "weights" else "int32")
     for name in ("inputs", "targets", "weights")
 }
+
+
+def frozen_mixture(patterns):
+    """The mixture with some parameters frozen, and their paths."""
+    shapes = jax.eval_shape(MIXTURE.init, jax.random.key(0))
+    return freeze(MIXTURE, patterns), frozen_paths(patterns, shapes)
 
 
 def built(**options):
@@ -43,9 +50,13 @@ def test_microbatches_repeat_what_the_model_moves():
     assert twice[key].bytes == once[key].bytes
 
 
-def test_local_recomputation_repeats_no_gather_or_scatter():
+@pytest.mark.parametrize("frozen", [(), FREEZE], ids=["all train", "partly frozen"])
+def test_local_recomputation_repeats_no_gather_or_scatter(frozen):
+    model, paths = frozen_mixture(frozen)
+    layouts = toy.plan({"expert": 2, "context": 2, "tensor": 2}, model, frozen=paths)
+
     def moved(remat):
-        lines = built(remat=remat).cost(BATCH)
+        lines = build_step(model, toy.SGD, layouts, remat=remat).cost(BATCH)
         return [(line.count, line.bytes) for line in lines if line.kind in ("all-gather", "reduce-scatter")]
 
     assert moved("local") == moved("none") < moved("full")
@@ -75,6 +86,31 @@ def step_of(model, strategy, frozen=(), **options):
     layouts = lay_out(given, strategy, devices=toy.devices(2 * len(strategy)), frozen=paths)
     optimizer = make_optimizer(OptimizerConfig(freeze=frozen), 10, shapes)
     return build_step(given, optimizer, layouts, **options)
+
+
+KEPT = {
+    "block": {"fsdp": {"size": 2, "floor_bytes": 0}},
+    "step": {"fsdp": {"size": 2, "floor_bytes": 0, "keep": "step"}},
+    "whole gradients": {"data": {"size": 2, "zero": 2, "floor_bytes": 0}},
+}
+"""What is kept of gathered blocks, and of their gradients."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["dots", "local"])
+def test_a_partly_frozen_mixture_moves_the_same_within_blocks_whatever_is_kept(remat):
+    """Blocks get their parameters in another form in each case, and have the same program inside."""
+    model, paths = frozen_mixture(FREEZE)
+
+    def within_blocks(strategy):
+        ring = {"size": 2, "collective_matmul": True}
+        layouts = toy.plan({**strategy, "expert": 2, "tensor": ring}, model, frozen=paths)
+        lines = build_step(model, toy.SGD, layouts, remat=remat).cost(BATCH)
+        own = ("all-to-all", "all-gather", "collective-permute")
+        return [line for line in lines if line.kind in own and line.axes in (("expert",), ("tensor",))]
+
+    moved = [within_blocks(strategy) for strategy in KEPT.values()]
+    assert moved[0] == moved[1] == moved[2] != []
 
 
 FSDP = {"fsdp": {"size": 2, "floor_bytes": 0}}

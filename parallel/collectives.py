@@ -7,7 +7,7 @@ units, so that predicted and compiled lines can be compared for equality.
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,9 @@ from jax import Array, lax
 
 from ..layouts.tensor_layout import TensorLayout, without_axes
 from ..mesh.compat import varying_axes
+
+CollectiveKey: TypeAlias = tuple[str, tuple[str, ...]]
+"""The kind and the axes of collectives."""
 
 
 @dataclass(frozen=True, order=True)
@@ -35,7 +38,7 @@ class Collective:
     bytes: int
 
     @property
-    def key(self) -> tuple[str, tuple[str, ...]]:
+    def key(self) -> CollectiveKey:
         """The kind and the axes, which lines that are added up have in common."""
         return self.kind, self.axes
 
@@ -49,7 +52,7 @@ class Collective:
 
 def merge(lines: Iterable[Collective]) -> tuple[Collective, ...]:
     """Adds up lines of one kind and one set of axes, and sorts them."""
-    totals: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
+    totals: dict[CollectiveKey, tuple[int, int]] = {}
     for line in lines:
         count, size = totals.get(line.key, (0, 0))
         totals[line.key] = (count + line.count, size + line.bytes)
@@ -58,7 +61,7 @@ def merge(lines: Iterable[Collective]) -> tuple[Collective, ...]:
 
 def differing(
     predicted: Iterable[Collective], found: Iterable[Collective], compared: Collection[str] = ("count", "bytes")
-) -> dict[tuple[str, tuple[str, ...]], str]:
+) -> dict[CollectiveKey, str]:
     """Describes the differences between prediction and program, by kind and axes.
 
     Args:
@@ -75,6 +78,24 @@ def differing(
         texts = [f"{line.count:,} moving {line.bytes:,} bytes" if line else "none" for line in (one, other)]
         differences[key] = f"{key[0]} over {' x '.join(key[1])}: {texts[0]} predicted, {texts[1]} found"
     return differences
+
+
+@dataclass(frozen=True)
+class Amount:
+    """The number and the bytes of some collectives."""
+
+    count: int
+    bytes: int
+
+    def minus(self, other: "Amount") -> "Amount":
+        """Returns the difference."""
+        return Amount(self.count - other.count, self.bytes - other.bytes)
+
+
+def amount(lines: Iterable[Collective], key: CollectiveKey) -> Amount:
+    """Returns the count and the bytes of the collectives of one kind over one set of axes."""
+    same = [line for line in lines if line.key == key]
+    return Amount(sum(line.count for line in same), sum(line.bytes for line in same))
 
 
 class Traffic(NamedTuple):

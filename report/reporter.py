@@ -65,6 +65,7 @@ def step_costs(explanation: Explanation) -> StepCosts:
         found=explanation.found,
         notes=explanation.notes,
         unexpected=explanation.unexpected,
+        fewer=explanation.fewer,
         schedule=schedule if drawn else None,
         schedule_text=describe_schedule(schedule) if schedule is not None else "",
     )

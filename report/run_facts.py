@@ -62,7 +62,8 @@ class StepCosts:
         predicted: The collectives that the formulas of the strategies predict.
         found: The collectives of the compiled step.
         notes: Differences between this program and the program of other devices.
-        unexpected: The differences between `found` and `predicted`, in words, without those that are left to XLA.
+        unexpected: The collectives of which there are more than predicted, in words, without those left to XLA.
+        fewer: The collectives of which there are fewer than predicted, in words.
         schedule: The schedule of the pipeline; None without a pipeline, or if it is too large to draw.
         schedule_text: The figures of the schedule in words; "" without a pipeline.
     """
@@ -73,6 +74,7 @@ class StepCosts:
     found: tuple[Collective, ...]
     notes: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
+    fewer: tuple[str, ...] = ()
     schedule: Annotated[Schedule | None, PlainValidator(_parse_schedule), PlainSerializer(_schedule_to_json)] = None
     schedule_text: str = ""
 

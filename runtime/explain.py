@@ -12,7 +12,7 @@ from ..mesh.errors import docs_url, printable
 from ..parallel.collectives import Collective
 from ..parallel.schedule.schedule_table import Schedule
 from ..parallel.schedule.timing import measure, schedule_to_json, summarize
-from ..parallel.verification.collective_check import check_collectives
+from ..parallel.verification.collective_check import check_collectives, describe_comparison
 from .build_run import Built
 
 REMEDY = (
@@ -39,7 +39,8 @@ class Explanation:
         found: The collectives of the compiled step.
         left_to_xla: Those of `found` that no strategy predicts, because XLA decides on them.
         of_the_model: Those of `found` that include sums of the model itself, which are not compared.
-        unexpected: One line for each kind and set of axes that differs from the prediction, with the bytes.
+        unexpected: One line for each kind and set of axes with more than predicted, with the bytes.
+        fewer: One line for each kind and set of axes with fewer than predicted, with what XLA merged or removed.
         schedule: The pipeline schedule, if the mesh has the axis `pipe`.
         notes: Differences between this program and that of other devices.
     """
@@ -54,6 +55,7 @@ class Explanation:
     left_to_xla: tuple[Collective, ...] = ()
     of_the_model: tuple[Collective, ...] = ()
     unexpected: tuple[str, ...] = ()
+    fewer: tuple[str, ...] = ()
     network_axes: tuple[str, ...] = ()
     target: str | None = None
     schedule: Schedule | None = None
@@ -76,6 +78,7 @@ class Explanation:
             "predicted_collectives": [{**_to_json(line), "link": self.link(line)} for line in self.predicted],
             "as_predicted": not self.unexpected,
             "not_as_predicted": list(self.unexpected),
+            "fewer_than_predicted": list(self.fewer),
             "notes": list(self.notes),
             **({"schedule": schedule_to_json(schedule, measure(schedule))} if schedule else {}),
         }
@@ -90,6 +93,10 @@ class Explanation:
         ]
         if self.unexpected:
             parts.append("\n".join(["Not as predicted", *(f"  {line}" for line in self.unexpected), REMEDY]))
+        if self.fewer:
+            parts.append(
+                "\n".join(["Fewer than predicted, which is not a problem", *(f"  {line}" for line in self.fewer)])
+            )
         parts += [f"Note: {note}" for note in self.notes]
         if self.schedule:
             parts.append(describe_schedule(self.schedule))
@@ -154,8 +161,10 @@ def _listing(title: str, sizes: dict[str, int]) -> str:
 
 def _collectives(explanation: Explanation) -> Iterator[str]:
     """Yields the lines about the collectives of the compiled step."""
-    exactly = "exactly as predicted" if explanation.predicted == explanation.found else "as predicted"
-    yield f"Collectives of the compiled step, {'NOT as predicted' if explanation.unexpected else exactly}"
+    verdict = describe_comparison(explanation.unexpected, explanation.fewer)
+    if explanation.predicted == explanation.found:
+        verdict = f"exactly {verdict}"
+    yield f"Collectives of the compiled step, {verdict}"
     for line in explanation.found:
         left = "   left to XLA" if line in explanation.left_to_xla else ""
         left = "   with the model's own" if line in explanation.of_the_model else left

@@ -5,7 +5,7 @@ lines  = the cost of each strategy, the reduction of the norm, and the model's o
 """
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -64,16 +64,27 @@ def step_cost(
     Raises:
         UserError: The shapes of a batch are needed, but missing.
     """
+    return cost_without(model, plan, batch, platform)(without)
+
+
+def cost_without(
+    model: Model | BlockModel, plan: ShardingPlan, batch: AbstractBatch | None, platform: str
+) -> Callable[[Collection[str]], list[Collective]]:
+    """Returns `step_cost` as a function of `without`, which traces the model only once."""
     counts = step_counts(split_model(model, plan), plan, batch, platform)
     metrics, couples_rows = _trace_loss(model, plan, batch) if batch is not None else (0, False)
     counts = counts._replace(metrics=metrics)
-    moved = plan.without(without) if without else plan
-    lines = [line for strategy in STRATEGIES.values() for line in strategy.cost(moved, counts, platform)]
     layouts = [row.layout for row in plan.trained.update_table.rows]
-    lines += norm_cost(layouts, plan.summed_axes, plan.options.precision.reduce)
+    others = norm_cost(layouts, plan.summed_axes, plan.options.precision.reduce)
     if batch is not None and couples_rows:
-        lines += sums_over_rows(model, plan, batch, platform)
-    return [line for line in lines if line.bytes]  # arrays without elements move nothing
+        others += sums_over_rows(model, plan, batch, platform)
+
+    def cost(without: Collection[str]) -> list[Collective]:
+        moved = plan.without(without) if without else plan
+        lines = [line for strategy in STRATEGIES.values() for line in strategy.cost(moved, counts, platform)]
+        return [line for line in [*lines, *others] if line.bytes]  # arrays without elements move nothing
+
+    return cost
 
 
 def step_counts(

@@ -1,8 +1,8 @@
 """Compares the collectives of a compiled step with those that its strategies predict.
 
-    in general                                   the collectives must equal the prediction
-    the optimizer combines elements of arrays    further ones are allowed: XLA adds collectives to the update
-    a gradient is zero on one device             those of its parameter may be absent: XLA removes unused results
+    more than predicted                          something moves that no strategy asks for: an alarm
+    fewer than predicted                         XLA merged collectives, or removed unused ones: a remark
+    the optimizer combines elements of arrays    more is allowed: XLA adds collectives to the update
 
 If rows depend on each other, a model sums over `batch_axes()`. No strategy predicts these sums; they are read from the
 model's own program (`sums_over_rows`). If XLA splits them differently, at least the collectives of the strategies must
@@ -10,25 +10,28 @@ be present.
 """
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from ...mesh.keys import make_key
-from ..collectives import Collective
+from ..collectives import Collective, CollectiveKey, amount, merge
 from ..collectives import differing as differing_lines
-from ..model import has_state
+from ..model import Params, has_state
 from ..options import cast_inputs
+from ..plan import ShardingPlan
 from ..sharding.batch_rows import uses_batch_axes
 from ..sharding.lay_out import abstract_parameters
-from ..step.cost import step_cost, sums_over_rows
+from ..step.cost import cost_without, sums_over_rows
 from ..step.state import abstract_model_state
 from ..step.train_step import Step
 from ..step.update import apply_optimizer
 from ..xla.census import census
 from ..xla.graph import equations, inner_programs
+from .fewer_collectives import UnneededGradients, explain_fewer, find_unneeded
 from .reference import HostBatch
 
 ACROSS = ("sort", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "rev", "triangular_solve", "lu")
@@ -57,7 +60,9 @@ class CollectiveCheck(NamedTuple):
         found: The collectives in the compiled step.
         left_to_xla: Found collectives that no strategy predicts: over axes left to XLA, or of an optimizer that
             combines elements of a parameter.
-        unexpected: One line for each kind and set of axes that differs from the prediction.
+        unexpected: One line for each kind and set of axes of which the step has more than predicted.
+        fewer: One line for each kind and set of axes of which the step has fewer than predicted, with what XLA merged
+            or removed.
         of_the_model: Found collectives that contain a different number of the model's own sums over rows than its
             program has.
     """
@@ -66,14 +71,23 @@ class CollectiveCheck(NamedTuple):
     found: tuple[Collective, ...] = ()
     left_to_xla: tuple[Collective, ...] = ()
     unexpected: tuple[str, ...] = ()
+    fewer: tuple[str, ...] = ()
     of_the_model: tuple[Collective, ...] = ()
 
+    @property
+    def verdict(self) -> str:
+        """The comparison in a few words."""
+        return describe_comparison(self.unexpected, self.fewer)
 
-_Key: TypeAlias = tuple[str, tuple[str, ...]]
-"""The kind and the axes of collectives."""
+
+def describe_comparison(unexpected: Collection[str], fewer: Collection[str]) -> str:
+    """Describes a comparison in a few words, from the lines of `CollectiveCheck`."""
+    if unexpected:
+        return "NOT as predicted"
+    return "fewer than predicted" if fewer else "as predicted"
 
 
-def check_collectives(step: Step, batch: HostBatch, frozen: Collection[str] = ()) -> CollectiveCheck:
+def check_collectives(step: Step, batch: HostBatch, gradients: Params | None = None) -> CollectiveCheck:
     """Compares the predicted collectives with those of the compiled step.
 
     If rules leave an axis to XLA, it decides how the shards of such a parameter are moved: then only counts are
@@ -83,38 +97,68 @@ def check_collectives(step: Step, batch: HostBatch, frozen: Collection[str] = ()
     Args:
         step: The step; it is compiled for batches of this shape.
         batch: A global batch.
-        frozen: Paths of parameters with a gradient of zero on one device.
+        gradients: The gradients of the batch on one device, on the host; with them, the check names those that XLA did
+            not need to sum.
     """
     abstract = {
         name: jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
         for name, array in batch.items()
     }
-    mesh, owned = step.plan.mesh, set(step.plan.manual_axes)
-    exact = owned >= set(mesh.split_axes)
-    compared = ("count", "bytes") if exact else () if step.plan.output_rules else ("count",)
-    predicted, found = step.cost(abstract), census(step.compile(abstract).as_text() or "", mesh)
-    foreign = {line.key for line in found if not set(line.axes) <= owned}
-    if step.plan.platform == "gpu":
-        compared = tuple(figure for figure in compared if figure == "bytes")  # XLA combines small collectives there
-    differing: dict[_Key, str] = differing_lines(predicted, found, compared)
-    if not exact:
+    plan = step.plan
+    cost = cost_without(step.given_model, plan, abstract, plan.platform)
+    predicted = merge(cost(()))
+    found = census(step.compile(abstract).as_text() or "", plan.mesh)
+    unneeded = UnneededGradients() if gradients is None else find_unneeded(gradients)
+    compared = _compared_figures(plan)
+    differing = differing_lines(predicted, found, compared)
+    if not set(plan.mesh.split_axes) <= set(plan.manual_axes):
         differing = {key: text for key, text in differing.items() if not _same_sums(predicted, found, key)}
-    if differing.keys() - foreign:
-        least = step_cost(step.given_model, step.plan, abstract, step.plan.platform, without=frozen)
-        enough = {key for key in differing if _includes(found, least, key)}
-        unread = {key for key in enough if _includes(predicted, found, key)}
-        differing = {key: text for key, text in differing.items() if key not in unread}
-        foreign |= enough & differing.keys() if combines_elements(step) else set()
-    own = _models_own(step, abstract, predicted, found) & differing.keys() - foreign if differing else set[_Key]()
-    differing = {key: text for key, text in differing.items() if key not in own}
-    left = tuple(line for line in found if line.key in foreign)
-    unexpected = tuple(text for key, text in sorted(differing.items()) if key not in foreign)
-    return CollectiveCheck(predicted, found, left, unexpected, tuple(line for line in found if line.key in own))
+    foreign = {line.key for line in found if not set(line.axes) <= set(plan.manual_axes)}
+    more = {key for key in differing if _exceeds(found, predicted, key, compared)} - foreign
+    fewer = differing.keys() - more - foreign
+    if more and combines_elements(step):
+        least = cost(unneeded.zero)
+        foreign |= {key for key in more if _includes(found, least, key)}
+    more -= foreign
+    own = _models_own(step, abstract, predicted, found) & more if more else set[CollectiveKey]()
+    paths = [row.path for row in plan.trained.table.rows]
+    return CollectiveCheck(
+        predicted,
+        found,
+        left_to_xla=tuple(line for line in found if line.key in foreign),
+        unexpected=tuple(differing[key] for key in sorted(more - own)),
+        fewer=tuple(
+            f"{differing[key]}: {explain_fewer(key, predicted, found, cost, paths, unneeded)}" for key in sorted(fewer)
+        ),
+        of_the_model=tuple(line for line in found if line.key in own),
+    )
+
+
+def _compared_figures(plan: ShardingPlan) -> tuple[str, ...]:
+    """Returns the figures of a line that XLA does not decide on."""
+    if not set(plan.mesh.split_axes) <= set(plan.manual_axes):
+        figures = () if plan.output_rules else ("count",)
+    else:
+        figures = ("count", "bytes")
+    if plan.platform == "gpu":  # XLA combines small collectives there
+        return tuple(figure for figure in figures if figure == "bytes")
+    return figures
+
+
+def _exceeds(
+    found: Iterable[Collective], predicted: Iterable[Collective], key: CollectiveKey, compared: Collection[str]
+) -> bool:
+    """Returns whether a step has more collectives of a kind than predicted, or some although none are predicted."""
+    has = amount(found, key)
+    expected = amount(predicted, key)
+    if not expected.count:
+        return True
+    return any(getattr(has, figure) > getattr(expected, figure) for figure in compared)
 
 
 def _models_own(
     step: Step, abstract: dict[str, jax.ShapeDtypeStruct], predicted: Iterable[Collective], found: Iterable[Collective]
-) -> set[_Key]:
+) -> set[CollectiveKey]:
     """Returns the kind of all-reduce that a model adds by summing over the rows of all devices."""
     model, key = step.given_model, ("all-reduce", step.plan.batch_axes)
     more = (abstract_model_state(model, step.precision.params),) if has_state(model) else ()
@@ -128,28 +172,25 @@ def _models_own(
     return {key} if asks and _includes(found, strategies, key) else set()
 
 
-def _same_sums(some: Iterable[Collective], others: Iterable[Collective], key: _Key) -> bool:
+def _same_sums(some: Iterable[Collective], others: Iterable[Collective], key: CollectiveKey) -> bool:
     """Returns whether the same bytes are summed in a different number of all-reduces, since XLA may combine them."""
-    (count, size), (other, moved) = _amount(some, key), _amount(others, key)
-    return key[0] == "all-reduce" and size == moved and min(count, other) > 0
+    first = amount(some, key)
+    second = amount(others, key)
+    return key[0] == "all-reduce" and first.bytes == second.bytes and min(first.count, second.count) > 0
 
 
-def _includes(found: Iterable[Collective], others: Iterable[Collective], key: _Key) -> bool:
+def _includes(found: Iterable[Collective], others: Iterable[Collective], key: CollectiveKey) -> bool:
     """Returns whether the found collectives of a kind have at least the count and the bytes of the others."""
-    return all(got >= wanted for got, wanted in zip(_amount(found, key), _amount(others, key), strict=True))
-
-
-def _amount(lines: Iterable[Collective], key: _Key) -> tuple[int, int]:
-    """Returns the count and the bytes of the collectives of a kind."""
-    own = [line for line in lines if line.key == key]
-    return sum(line.count for line in own), sum(line.bytes for line in own)
+    rest = amount(found, key).minus(amount(others, key))
+    return rest.count >= 0 and rest.bytes >= 0
 
 
 def _subtract(lines: Iterable[Collective], taken: Collection[Collective]) -> tuple[Collective, ...]:
     """Subtracts lines from lines; negative amounts become 0."""
-    rest = [(line, _amount(taken, line.key)) for line in lines]
-    return tuple(
-        Collective(line.kind, line.axes, max(line.count - count, 0), max(line.bytes - size, 0))
-        for line, (count, size) in rest
-        if line.count > count or line.bytes > size
-    )
+    remaining: list[Collective] = []
+    for line in lines:
+        less = amount(taken, line.key)
+        rest = replace(line, count=max(line.count - less.count, 0), bytes=max(line.bytes - less.bytes, 0))
+        if rest.count or rest.bytes:
+            remaining.append(rest)
+    return tuple(remaining)

@@ -151,6 +151,7 @@ class Verification:
             "collectives": {
                 **{name: list(map(asdict, getattr(moved, name))) for name in LINES},
                 "equal": not moved.unexpected,
+                "fewer": moved.fewer,
             },
             "notes": self.notes,
             "reduced": {key: {"from": before, "to": after} for key, (before, after) in self.reduced.items()},
@@ -246,7 +247,7 @@ def _error_lines(result: Verification) -> Iterator[str]:
 
 
 def _collective_lines(moved: CollectiveCheck) -> Iterator[str]:
-    yield f"Collectives of the compiled step, {'NOT as predicted' if moved.unexpected else 'as predicted'}"
+    yield f"Collectives of the compiled step, {moved.verdict}"
     width = max([14, *(len(" x ".join(line.axes)) for line in moved.found)])
     for line in moved.found:
         left = "   left to XLA" if line in moved.left_to_xla else ""
@@ -255,7 +256,8 @@ def _collective_lines(moved: CollectiveCheck) -> Iterator[str]:
         yield f"  {line.kind:<18} over {' x '.join(line.axes):<{width}} {figures}{left}"
     if not moved.found:
         yield "  none"
-    yield from (f"  {line}" for line in moved.unexpected)
+    yield from (f"  more: {line}" for line in moved.unexpected)
+    yield from (f"  fewer: {line}" for line in moved.fewer)
 
 
 def _verdict(result: Verification) -> str:

@@ -183,15 +183,17 @@ def test_memory_is_in_binary_units(report):
 
 
 @pytest.mark.parametrize(
-    ("found", "unexpected", "css", "verdict", "tables"),
+    ("found", "unexpected", "fewer", "css", "verdict", "tables"),
     [
-        (COLLECTIVES, (), "good", "exactly as the strategies predict", 1),
-        (COLLECTIVES[:2], (), "good", "as the strategies predict, besides what is left to XLA", 2),
-        (COLLECTIVES[:2], ("no <permute>",), "bad", "not as the strategies predict", 2),
+        (COLLECTIVES, (), (), "good", "exactly as the strategies predict", 1),
+        (COLLECTIVES[:2], (), (), "good", "as the strategies predict, besides what is left to XLA", 2),
+        (COLLECTIVES[:2], (), ("merged <sums>",), "good", "fewer than the strategies predict", 2),
+        (COLLECTIVES[:2], ("no <permute>",), ("merged <sums>",), "bad", "not as the strategies predict", 2),
     ],
 )
-def test_compares_collectives_with_prediction(report, found, unexpected, css, verdict, tables):
-    html = report(facts=make_facts(costs=replace(COSTS, found=found, unexpected=unexpected), figures={}))
+def test_compares_collectives_with_prediction(report, found, unexpected, fewer, css, verdict, tables):
+    costs = replace(COSTS, found=found, unexpected=unexpected, fewer=fewer)
+    html = report(facts=make_facts(costs=costs, figures={}))
     page = Page(html)
     assert verdict in page.texts[css]
     assert html.count('<table class="grid collectives">') == tables
@@ -199,6 +201,7 @@ def test_compares_collectives_with_prediction(report, found, unexpected, css, ve
     assert (page.text("off") == "collective-permutepipe664 MiB") == (tables == 2)
     assert ("The compiled step, 1,059 collectives" in page.text("h3")) == (tables == 2)
     assert ("Not as predicted: no <permute>" in page.texts["note"]) == bool(unexpected)
+    assert ("Fewer than predicted: merged <sums>" in page.texts["note"]) == bool(fewer)
     assert "Note: a note" in page.texts["note"]
 
 

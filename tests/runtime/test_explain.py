@@ -41,7 +41,7 @@ def preset(name: str) -> Explanation:
 
 def test_keys(explained):
     keys = "target mesh layouts bytes_per_device compiled_memory collectives predicted_collectives as_predicted"
-    assert list(explained) == [*keys.split(), "not_as_predicted", "notes"]
+    assert list(explained) == [*keys.split(), "not_as_predicted", "fewer_than_predicted", "notes"]
     assert {axis: size for axis, size in explained["mesh"].items() if size > 1} == {"data": 2, "fsdp": 4}
 
 
@@ -114,6 +114,17 @@ def test_each_row_that_differs_is_named_with_its_bytes_and_a_remedy():
     headings = re.findall(r"^## (.*)$", (EXAMPLES.parent / "docs" / f"{page}.md").read_text(encoding="utf-8"), re.M)
     assert part in [heading.lower().replace(" ", "-") for heading in headings]
     assert "Not as predicted" not in str(explanation())
+
+
+def test_fewer_collectives_are_a_remark():
+    row = "all-reduce over data: 3 moving 24 bytes predicted, 2 moving 24 bytes found: XLA merged 1 with others"
+    found = explanation(predicted=(), fewer=(row,))
+    text = str(found)
+    assert "Collectives of the compiled step, fewer than predicted\n" in text
+    assert f"\n\nFewer than predicted, which is not a problem\n  {row}" in text
+    assert "NOT as predicted" not in text
+    assert found.to_json()["as_predicted"] is True
+    assert found.to_json()["fewer_than_predicted"] == [row]
 
 
 def test_what_is_left_to_xla_is_marked_and_as_predicted():

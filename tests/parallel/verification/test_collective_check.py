@@ -5,13 +5,16 @@ from functools import cache
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from jax import lax
+from spmdkit.layouts.paths import leaves_with_paths
 from spmdkit.parallel import DataParallelConfig, FSDPConfig, Model
 from spmdkit.parallel.collectives import Collective, differing
 from spmdkit.parallel.step import train_step as step_file
 from spmdkit.parallel.verification.collective_check import check_collectives, combines_elements
+from spmdkit.parallel.verification.fewer_collectives import UnneededGradients, explain_fewer
 from spmdkit.training.optimizing.optimizers import OptimizerConfig, make_optimizer
 from support import toy
 
@@ -72,12 +75,59 @@ def test_attributes_optimizer_collectives_to_xla(name, strategy):
     assert combines_elements(step) == (name != "frozen")
 
 
+def gradients(model, zero=()):
+    """Gradients of one device, of which some are zero."""
+    shapes = leaves_with_paths(jax.eval_shape(model.init, jax.random.key(0)))
+    random = np.random.default_rng(0)
+    return {path: np.zeros(leaf.shape) if path in zero else random.normal(size=leaf.shape) for path, leaf in shapes}
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_accepts_missing_collectives_of_frozen_parameters(strategy):
+def test_names_gradients_that_are_zero_as_the_cause_of_fewer_collectives(strategy):
     step = step_of("adamw", strategy, FROZEN)
-    assert check_collectives(step, BATCH, frozen=("up", "bias")).unexpected == ()
-    named = check_collectives(step, BATCH).unexpected
-    assert any(text.startswith("reduce-scatter") for text in named), "they need not be moved, and are not"
+    result = check_collectives(step, BATCH, gradients(FROZEN, zero=("up", "bias")))
+    assert result.unexpected == ()
+    text = next(text for text in result.fewer if text.startswith("reduce-scatter"))
+    assert text.endswith("XLA removed those of bias, up: on one device, these gradients are zero")
+    assert result.verdict == "fewer than predicted"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_fewer_collectives_are_a_remark_that_names_candidates_by_their_bytes(strategy):
+    result = check_collectives(step_of("adamw", strategy, FROZEN), BATCH)
+    assert result.unexpected == ()
+    assert any(text.startswith("reduce-scatter") and "XLA merged or removed some" in text for text in result.fewer)
+
+
+def test_names_equal_gradients_that_xla_merged():
+    """The bias of a layer before and after a sum has the same gradient, as in the skips of a U-Net."""
+
+    def summed_loss(params, batch, key):
+        hidden = jnp.tanh(batch["inputs"] @ params["up"])
+        return toy.cross_entropy(hidden @ params["down"] + params["first"][None] + params["second"][None], batch)
+
+    def init_sum(key):
+        bias = jnp.zeros(WIDTH)
+        return {**init(key), "first": bias, "second": bias}
+
+    model = Model(
+        init=lambda key: {name: leaf for name, leaf in init_sum(key).items() if name != "bias"}, loss=summed_loss
+    )
+    step = toy.build({"data": 4}, optax.adamw(1e-3), model)
+    equal = gradients(model)
+    equal["second"] = equal["first"]
+    result = check_collectives(step, BATCH, equal)
+    assert result.unexpected == ()
+    (text,) = result.fewer
+    assert text.endswith("XLA merged gradients that are equal on one device: first and second")
+
+
+def test_names_what_xla_merged():
+    """The same bytes in fewer collectives."""
+    predicted = [Collective("all-reduce", ("data",), 3, 96)]
+    found = [Collective("all-reduce", ("data",), 2, 96)]
+    text = explain_fewer(predicted[0].key, predicted, found, lambda paths: predicted, [], UnneededGradients())
+    assert text == "XLA merged 1 with others, and moves the same bytes"
 
 
 @pytest.mark.parametrize("figure", ["count", "bytes"])
@@ -104,12 +154,18 @@ def test_accepts_partly_frozen_block():
 
     model = replace(toy.BLOCK_MODEL, block=block)
     step, batch = toy.build(STRATEGIES["fsdp"], optax.adamw(1e-3), model), toy.batch(0, rows=4)
-    assert check_collectives(step, batch, frozen=("blocks/up",)).unexpected == ()
-    assert check_collectives(step, batch, frozen=("blocks/scale",)).unexpected != ()
+    result = check_collectives(step, batch, gradients(model, zero=("blocks/up",)))
+    assert result.unexpected == ()
+    assert "XLA removed those of blocks/up" in " ".join(result.fewer)
+    assert "blocks/scale" not in " ".join(
+        check_collectives(step, batch, gradients(model, zero=("blocks/scale",))).fewer
+    )
 
 
 def test_reports_missing_collective_under_optimizer_that_combines_elements():
-    (text,) = check_collectives(step_of("muon", "fsdp", FROZEN), BATCH).unexpected
+    result = check_collectives(step_of("muon", "fsdp", FROZEN), BATCH)
+    assert result.unexpected == ()
+    (text,) = result.fewer
     assert text.startswith("reduce-scatter over fsdp")
 
 

@@ -104,8 +104,14 @@ def test_lists_collectives():
     assert line(AGREES, "  all-reduce") == ["all-reduce", "over", "data", "2", "a", "step", "1.5", "KiB"]
     left = replace(AGREES, collectives=CollectiveCheck(MOVED, MOVED, MOVED))
     assert line(left, "  all-reduce")[-3:] == ["left", "to", "XLA"]
-    wrong = replace(AGREES, collectives=CollectiveCheck(MOVED, (), (), ("one too few",)))
-    assert "step, NOT as predicted\n  none\n  one too few" in str(wrong)
+    wrong = replace(AGREES, collectives=CollectiveCheck(MOVED, (), unexpected=("one too many",)))
+    assert "step, NOT as predicted\n  none\n  more: one too many" in str(wrong)
+    merged = replace(AGREES, collectives=CollectiveCheck(MOVED, (), fewer=("one too few: merged",)))
+    assert "step, fewer than predicted\n  none\n  fewer: one too few: merged" in str(merged)
+    assert merged.ok
+    collectives = merged.to_json()["collectives"]
+    assert collectives["equal"] is True
+    assert collectives["fewer"] == ["one too few: merged"]
 
 
 def test_shows_reduced_sizes_notes_and_claims():
@@ -212,10 +218,10 @@ def test_reports_missing_gradients_first_and_collectives_last():
     assert difference.what == NO_GRADIENT
     assert "zero on one device as well, in all 2 arrays, at a loss of 2:" in difference.hint
     assert first_difference(AGREES, reference({"first": np.zeros(2), "second": np.ones(1)}), {}) is None
-    wrong = replace(AGREES, collectives=CollectiveCheck(unexpected=("one too many", "one too few")))
+    wrong = replace(AGREES, collectives=CollectiveCheck(unexpected=("one too many", "another one")))
     difference = first_difference(wrong, reference(), {})
     assert (difference.what, difference.relative) == ("collectives", 2.0)
-    assert "the collectives differ from the predictions: one too many; one too few." in difference.hint
+    assert "the collectives differ from the predictions: one too many; another one." in difference.hint
 
 
 def test_finds_largest_error_of_reported_metrics():

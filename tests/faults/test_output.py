@@ -50,7 +50,7 @@ def shell(line: str, config: Path, **variables: str) -> subprocess.CompletedProc
 def assert_whole(config: Path) -> None:
     assert list(losses(config.parent / "run")) == list(range(1, STEPS + 1))
     assert (config.parent / "run" / "report.html").exists()
-    assert wait_until_none_of(config) == []
+    assert wait_until_none_of(config.parent) == []
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_survives_closed_terminal(nohup, tmp_path):
     assert ("Stopped by SIGHUP to rank" in log) is not nohup
     steps = [int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()]
     assert steps == [400] if nohup else 5 < steps[0] < 400
-    assert wait_until_none_of(config) == []
+    assert wait_until_none_of(config.parent) == []
 
 
 # Much of it

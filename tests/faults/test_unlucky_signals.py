@@ -19,7 +19,7 @@ def assert_ended(process: subprocess.Popen[str], config: Path, code: int = 75) -
     assert process.returncode == code, out + err
     said = [line for line in err.splitlines() if not line.startswith("[")]
     assert not any("Traceback" in line for line in said), err  # Python's own start knows no better word
-    assert wait_until_none_of(config) == []
+    assert wait_until_none_of(config.parent) == []
     return out + err
 
 
@@ -41,7 +41,7 @@ def test_signal_before_run_directory_exists(words, number, tmp_path):
 def test_ctrl_c_during_process_startup(times, after, tmp_path):
     config = write_config(tmp_path)
     process = begin(command("launch", config, "--on", "local:2x4"))
-    wait_for(lambda: len(processes_of(config)) > 1)
+    wait_for(lambda: len(processes_of(config.parent)) > 1)
     time.sleep(after)
     for _ in range(times):
         process.send_signal(signal.SIGINT)
@@ -53,10 +53,10 @@ def test_ctrl_c_during_process_startup(times, after, tmp_path):
 def test_launcher_killed_during_process_startup(tmp_path):
     config = write_config(tmp_path)
     process = begin(command("launch", config, "--on", "local:4x2"))
-    wait_for(lambda: len(processes_of(config)) > 3)
+    wait_for(lambda: len(processes_of(config.parent)) > 3)
     process.kill()
     process.communicate(timeout=60)
-    assert wait_until_none_of(config) == []
+    assert wait_until_none_of(config.parent) == []
     trained("launch", config, "--on", "local:2x4")
 
 

@@ -9,20 +9,21 @@ Every process makes the same number of batches, so no iterator ends on one proce
 
 import atexit
 import threading
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from queue import SimpleQueue
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from ..mesh.errors import UserError
+from ..mesh.errors import UserError, counted
 from ..mesh.processes import is_main_process, print_progress
 from .ordering.buckets import BucketedSource
 from .ordering.order import batch_number, source_order
 from .placement import Rules, Storage, check_divisible
-from .source import Source, is_stream
+from .source import Source, is_stream, reading
 from .value_ranges import NO_LIMITS, Limits, checked
 from .windows import WindowSource
 
@@ -78,11 +79,12 @@ def train_batches(
     if min(seed, start_step, num_steps) < 0:
         raise UserError(f"seed={seed}, start_step={start_step} and num_steps={num_steps} must be 0 or more.")
     storage, rows = _storage(source, sharding, global_batch, layout)
-    take = checked(source, limits, "training")
+    take = checked(source, limits, "training", varies=in_batches is not None)
 
     def read(step: int) -> LocalBatch:
         samples = batch_number(step, left_out) * global_batch + rows
-        local = take(source_order(samples, source=source, seed=seed, shuffle=shuffle))
+        with reading(source):
+            local = take(source_order(samples, source=source, seed=seed, shuffle=shuffle))
         return {**local, "example": (samples % EXAMPLE_MODULUS).astype(np.int32)}
 
     if streamed and start_step and num_steps and is_main_process():
@@ -128,13 +130,14 @@ def eval_batches(
     """
     take = checked(source, limits, "evaluation")
     storage, rows = _storage(source, sharding, global_batch, layout)
-    num_batches = min(-(-len(source) // global_batch), len(source) if max_batches is None else max_batches)
+    number = len(source)
+    num_batches = min(-(-number // global_batch), number if max_batches is None else max_batches)
 
     def read(step: int) -> LocalBatch:
         indices = step * global_batch + rows
-        local = take(np.minimum(indices, len(source) - 1))
+        local = take(np.minimum(indices, number - 1))
         weights = local["weights"].copy()
-        weights[indices >= len(source)] = 0
+        weights[indices >= number] = 0
         return {**local, "weights": weights, "example": (indices % EXAMPLE_MODULUS).astype(np.int32)}
 
     return _batches(read, storage, rows, global_batch, range(num_batches), prefetch=prefetch, threads=threads)
@@ -187,6 +190,25 @@ def further_batches(
         yield abstract_batch([example], global_batch, sharding)
 
 
+def check_form(batch: Mapping[str, Any], expected: Iterable[Mapping[str, Any]]) -> None:
+    """Checks that a batch has the form of a program that is compiled for its source.
+
+    Args:
+        batch: Global arrays.
+        expected: The abstract batches of the source, see `abstract_batch` and `further_batches`.
+
+    Raises:
+        UserError: The reader gives rows of another form than its first example.
+    """
+    forms = [{name: (str(array.dtype), array.shape[1:]) for name, array in sorted(each.items())} for each in expected]
+    found = {name: (str(array.dtype), array.shape[1:]) for name, array in sorted(batch.items())}
+    if found not in forms:
+        raise UserError(
+            f"The first example of the training split is {forms[0]}, but the rows of the first batch are {found}; all "
+            "must have the same names, dtypes and shapes. Correct the reader (data.source)."
+        )
+
+
 def check_layout(source: Source, global_batch: int, sharding: NamedSharding, layout: Rules) -> None:
     """Raises a UserError if batches of a source, of any of its lengths, cannot be stored in a layout.
 
@@ -234,7 +256,20 @@ def _batches(
             yield from (storage.place(batch, rows, global_batch) for batch in local)
 
     with closing(prefetch_items(placed(), prefetch)) as batches:
-        yield from map(storage.to_step, batches)
+        yield from map(storage.to_step, exactly(batches, len(steps)))
+
+
+def exactly(batches: Iterator[Batch], number: int) -> Iterator[Batch]:
+    """Yields batches, and raises a UserError if they end before there were `number`."""
+    count = 0
+    for batch in batches:
+        count += 1
+        yield batch
+    if count < number:
+        raise UserError(
+            f"The data ended after {count:,} of {counted(number, 'batch', 'batches')} without an error. A reader "
+            "must give an example for every index, or raise an error."
+        )
 
 
 def prefetch_items(items: Generator[Batch, None, None], depth: int) -> Generator[Batch, None, None]:

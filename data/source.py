@@ -1,12 +1,14 @@
 """The interface of data: random access to examples of one shape, in two splits."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from ..mesh.errors import UserError
+from ..mesh.errors import UserError, counted
+from ..parallel.model.user_errors import as_user_error, is_no_end
 
 WHOLE_BYTES = 1 << 28
 """A fingerprint covers all of data up to this size."""
@@ -84,11 +86,66 @@ def take(source: Source, indices: np.ndarray) -> dict[str, np.ndarray]:
 
     Returns:
         Name -> array of N rows, freshly allocated.
+
+    Raises:
+        UserError: The source raises StopIteration, or gives another number of rows than N, no arrays by name, or
+            examples of different names or shapes.
     """
-    if isinstance(source, BatchedSource):
-        return source.take(indices)
-    examples = [source[int(index)] for index in indices]
-    return {name: np.stack([example[name] for example in examples]) for name in examples[0]}
+    with reading(source):
+        if isinstance(source, BatchedSource):
+            rows = source.take(indices)
+            _check_rows(rows, source, len(indices))
+            return rows
+        return stack_examples([source[int(index)] for index in indices], source, indices)
+
+
+def reading(source: Source) -> AbstractContextManager[None]:
+    """Names the reader in a `with` block that raises StopIteration, which would end a loop over batches silently."""
+    return as_user_error(f"reading examples of {reader_name(source)}", type(source), passes=is_no_end)
+
+
+def reader_name(source: Source) -> str:
+    """Returns the name of a source's class for messages: "Reader (my_data)"."""
+    reader = type(source)
+    return f"{reader.__qualname__} ({reader.__module__})"
+
+
+def _check_rows(rows: Any, source: Source, number: int) -> None:
+    """Raises a UserError unless a reader gave `number` rows of every array."""
+    method = f"{reader_name(source)}.take"
+    if not isinstance(rows, Mapping):
+        raise UserError(f"{method} returned a {type(rows).__name__}; it must return a dict of arrays by name.")
+    for name, array in rows.items():
+        shape = np.shape(array)
+        if shape[:1] == (number,):
+            continue
+        count = counted(shape[0], "row") if shape else "no dim of rows"
+        raise UserError(
+            f"{method} was asked for {counted(number, 'row')}, and returned {count} of {name}. It must return one row "
+            "for each index, in this order; rows that do not count get weights of 0."
+        )
+
+
+def stack_examples(examples: Sequence[Mapping[str, Any]], source: Source, indices: np.ndarray) -> dict[str, np.ndarray]:
+    """Stacks examples on a new dim 0.
+
+    Args:
+        examples: Name -> array, (N,) of them, N >= 1.
+        source: Their reader, for messages.
+        indices: int64, (N,), their numbers.
+
+    Raises:
+        UserError: Two differ in their names or shapes.
+    """
+    first = {name: np.shape(array) for name, array in examples[0].items()}
+    for index, example in zip(indices, examples, strict=True):
+        form = {name: np.shape(array) for name, array in example.items()}
+        if form != first:
+            raise UserError(
+                f"{reader_name(source)}: example {indices[0]} has the shapes {first}, but example {index} has {form}; "
+                "all must have the same names and shapes. Pad them, with weights of 0."
+            )
+    return {name: np.stack([example[name] for example in examples]) for name in first}
 
 
 def is_stream(source: Source) -> bool:

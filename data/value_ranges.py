@@ -19,7 +19,7 @@ import numpy as np
 
 from ..mesh.errors import UserError
 from .examples import SEPARATOR
-from .source import BadDataError, Source, Splits, memory_map_of, origin_of, take
+from .source import BadDataError, Source, Splits, memory_map_of, origin_of, reader_name, take
 
 SCANNED_BYTES = 1 << 30
 """Arrays in memory up to this size are checked when data is opened; larger ones batch by batch."""
@@ -125,15 +125,47 @@ def describe_example(source: Source, split: str, index: int) -> str:
     return f"example {index} of the {split} split" + (f" ({origin})" if origin else "")
 
 
-def checked(source: Source, limits: Limits, split: str) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
-    """Returns a function like `take` for one source that checks the examples."""
+def checked(
+    source: Source, limits: Limits, split: str, *, varies: bool = False
+) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
+    """Returns a function like `take` for one source that checks the examples.
+
+    Args:
+        source: Examples.
+        limits: The values that the model accepts.
+        split: "training" or "evaluation", for messages.
+        varies: Whether the shapes of examples may differ between calls.
+
+    Returns:
+        A function from indices (int64, (N,)) to name -> array of N rows. It raises a BadDataError for invalid values,
+        and a UserError for examples that have another form than those of the first call.
+    """
+    first: dict[str, tuple[str, tuple[int, ...]]] = {}
+
+    def check_form(arrays: Mapping[str, np.ndarray], index: int) -> None:
+        now = {name: (_jax_dtype(rows), np.shape(rows)[1:]) for name, rows in sorted(arrays.items())}
+        if not first:
+            first.update(now)
+        if now != first:
+            raise UserError(
+                f"{reader_name(source)}: examples are {first} at first, and {now} from "
+                f"{describe_example(source, split, index)} on; all must have the same names, dtypes and shapes. Pad "
+                "them, with weights of 0."
+            )
 
     def read(indices: np.ndarray) -> dict[str, np.ndarray]:
         arrays = take(source, indices)
+        if not varies:
+            check_form(arrays, int(indices[0]))
         check_rows(arrays, limits, lambda row: describe_example(source, split, int(indices[row])))
         return arrays
 
     return read
+
+
+def _jax_dtype(rows: Any) -> str:
+    """Returns the dtype that an array has on a device."""
+    return str(jax.dtypes.canonicalize_dtype(np.asarray(rows).dtype))
 
 
 def _check_dtypes(example: Mapping[str, Any], limits: Limits) -> None:

@@ -169,4 +169,11 @@ def _run(argv: Sequence[str] | None, stack: ExitStack) -> int:
     arguments = parse_arguments(command, first.rest)
     arguments.is_own_process = argv is None
     check_address_space()
-    return command.run(arguments)
+    try:
+        return command.run(arguments)
+    except SystemExit as error:
+        if error.code:
+            raise
+        from ..parallel.model.user_errors import explain_exit
+
+        raise explain_exit(error, command.name) from error

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..checkpoints.damage import DamagedCheckpoint, SaveFailed
 from ..checkpoints.replicas import ReplicasDiffer
-from ..data.batches import further_batches
+from ..data.batches import check_form, further_batches
 from ..mesh.exit_codes import FINISHED, TRY_AGAIN
 from ..mesh.processes import is_main_process, local_copy
 from ..models.catalog import initial_params
@@ -74,8 +74,10 @@ class TrainingRun(RunContext):
         self.guards.times.switch("compile")
         explanation = explain_built(self.built)  # compiles the step, which then starts at once
         source, sharding = self.built.splits.train, self.built.layouts.batch_sharding()
+        forms = [self.built.batch]
         for other in further_batches(source, self.config.train.global_batch, sharding):
             self.built.step.compile(other)  # one program for each length of bucketed data
+            forms.append(other)
         self.guards.times.switch("start")
         agree_on_start(self.built, self.provenance)
         self.display.message(str(explanation))
@@ -87,6 +89,7 @@ class TrainingRun(RunContext):
             batches = reading.enter_context(self.batches())
             first = list(islice(batches, 1))
             for batch in first:
+                check_form(batch, forms)
                 check_first_batch(batch, self.start, self.rollbacks.left_out)
             self.claim_directory(corrupt)
             self.compilation.write(self.folder, self.built.xla)

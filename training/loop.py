@@ -18,6 +18,7 @@ from ..data.source import Source
 from ..mesh.errors import TryAgain, UserError
 from ..mesh.processes import local_copy
 from ..parallel.model import Batch
+from ..parallel.model.user_errors import user_items
 from ..parallel.step.state import TrainState
 from ..parallel.step.train_step import Step
 from .steps.late_log import RUN_AHEAD, LateLog, Progress
@@ -34,6 +35,7 @@ def run_steps(
     batches: Iterable[Batch],
     *,
     start: int = 0,
+    last: int | None = None,
     log_every: int = 10,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     pause_at: Callable[[int], bool] = lambda number: False,
@@ -53,6 +55,7 @@ def run_steps(
         state: The state before the first batch; it is consumed.
         batches: Global batches, in order.
         start: Steps done before the first batch.
+        last: The number of the last step, if it is known.
         log_every: Reports each step that is a multiple of this number, each step with a pause, and the last one.
         on_progress: Receives the metrics of a logged step, a few steps after it started.
         pause_at: Returns True if the loop must pause after a step, until the devices are done and the state is finite.
@@ -78,29 +81,27 @@ def run_steps(
             `on_pause` and `after_pause` never see such a state. The numbers of the steps decide when this is raised,
             so every process of a run has started the same steps.
         StepLeftOut: At a logged step or a pause, this process turns out to have skipped a step.
+        UserError: The batches end before the last step, and nothing has stopped the training.
     """
-    begun = _updates(state) - start
-    counts: deque[tuple[int, jax.Array]] = deque()  # logged steps, and the updates of the state after each
+    updates = _Updates(start, state)
     log = LateLog(start, log_every, on_progress, waited, Skips(max(most_skipped, most_left_out(step)), on_skip))
-    for number, batch in enumerate(batches, start + 1):
+    for number, batch in _numbered(batches, start, last):
         if not may_start(number):
             log.stop()
-            _check_updates(number - 1, _updates(state) - begun)
+            updates.check(number - 1, state)
             check_finite(number - 1, state)
             on_stop(number - 1, state)
             return state
         state, metrics = step(state, batch)
         if number % log_every == 0:
-            counts.append((number, jnp.copy(local_copy(state.step))))  # the next step consumes the state
+            updates.note(number, state)
         log.push(number, metrics)
-        if counts and counts[0][0] + RUN_AHEAD <= number:
-            _check_updates(counts[0][0], int(counts.popleft()[1]) - begun)
+        updates.check_noted(number)
         if after_step is not None:
             after_step(number, state)
         if pause_at(number):
             log.drain()
-            counts.clear()
-            _check_updates(number, _updates(state) - begun)
+            updates.check(number, state)
             check_finite(number, state)
             log.pause(number, on_pause(number, state))
             changed = after_pause(number, state)
@@ -110,19 +111,62 @@ def run_steps(
     return state
 
 
-def _updates(state: TrainState) -> int:
-    """Returns the number of updates of a state; waits for its devices."""
-    return int(np.asarray(local_copy(state.step)))
+def _numbered(batches: Iterable[Batch], start: int, last: int | None) -> Iterator[tuple[int, Batch]]:
+    """Yields each batch with the number of its step.
 
-
-def _check_updates(number: int, updates: int) -> None:
-    """Compares the updates of the state with the started steps; involves no other process."""
-    if updates != number:
-        raise StepLeftOut(
-            f"Step {number}: the state of rank {jax.process_index()} has had {updates} updates. This process has left "
-            "out a step and its collectives, so its next collectives met others of the other processes. The same "
-            "command continues from the latest checkpoint, which is older."
+    Raises:
+        UserError: They end before the last step.
+    """
+    number = start
+    for batch in user_items("reading the batches", lambda: batches):
+        number += 1
+        yield number, batch
+    if last is not None and number < last:
+        raise UserError(
+            f"The batches ended after step {number:,} of {last:,}, and neither a callback nor a signal has stopped the "
+            "training. Give batches for all steps, or lower train.steps (num_steps in Python)."
         )
+
+
+class _Updates:
+    """Compares the updates of the state with the started steps; involves no other process."""
+
+    def __init__(self, start: int, state: TrainState) -> None:
+        """Waits for the devices of the state before the first step.
+
+        Args:
+            start: Steps done.
+            state: The state after them.
+        """
+        self._before = self._count(state) - start
+        self._noted: deque[tuple[int, jax.Array]] = deque()  # steps, and the updates of the state after each
+
+    def note(self, number: int, state: TrainState) -> None:
+        """Keeps the count of a step that has just started; the next step consumes its state."""
+        self._noted.append((number, jnp.copy(local_copy(state.step))))
+
+    def check_noted(self, number: int) -> None:
+        """Compares the oldest kept count if the devices have reached it, `number` being the latest step."""
+        if self._noted and self._noted[0][0] + RUN_AHEAD <= number:
+            noted, updates = self._noted.popleft()
+            self._compare(noted, int(updates))
+
+    def check(self, number: int, state: TrainState) -> None:
+        """Compares the count of a state after a step; waits for its devices."""
+        self._noted.clear()
+        self._compare(number, self._count(state))
+
+    def _count(self, state: TrainState) -> int:
+        return int(np.asarray(local_copy(state.step)))
+
+    def _compare(self, number: int, updates: int) -> None:
+        updates -= self._before
+        if updates != number:
+            raise StepLeftOut(
+                f"Step {number}: the state of rank {jax.process_index()} has had {updates} updates. This process has "
+                "left out a step and its collectives, so its next collectives met others of the other processes. The "
+                "same command continues from the latest checkpoint, which is older."
+            )
 
 
 def evaluate(step: Step, params: Any, batches: Iterable[Batch], model_state: Any = ()) -> float:
@@ -195,7 +239,7 @@ def measure(step: Step, params: Any, batches: Iterable[Batch], model_state: Any 
         UserError: There is nothing to evaluate.
     """
     found: list[dict[str, tuple[Any, Any]]] = []
-    for batch in batches:
+    for batch in user_items("reading the batches", lambda: batches):
         sums = step.measure(params, batch, model_state)
         found.append({"loss": (sums.total, sums.weight), **sums.metrics})
         if len(found) > RUN_AHEAD:

@@ -29,6 +29,7 @@ from ..mesh.errors import UserError, counted
 from ..mesh.processes import local_copy
 from ..parallel.model import BlockModel, Model, Params, with_state
 from ..parallel.model.arguments import check_is_optimizer, require_model
+from ..parallel.model.user_errors import user_items
 from ..parallel.options import FLOAT32, Precision
 from ..parallel.plan import ShardingPlan
 from ..parallel.sharding.batch_rows import check_rows
@@ -342,7 +343,7 @@ def rows_in_order(data: Any) -> Iterator[Source]:
         yield rows_to_train_on(data)
     else:
         batches: Any = data(0) if callable(data) else data
-        for batch in batches:
+        for batch in user_items(f"reading batches of a {type(data).__name__}", lambda: batches):
             yield ArraySource(as_arrays(batch, PAIR))
 
 

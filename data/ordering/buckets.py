@@ -16,7 +16,7 @@ import numpy as np
 
 from ...mesh.errors import UserError
 from ..shares import MAX_PERIOD, locate
-from ..source import BatchedSource, Source, Splits, fingerprint, origin_of
+from ..source import BatchedSource, Source, Splits, fingerprint, origin_of, stack_examples
 from .order import part_seed, sample_order
 
 MULTIPLE = 8
@@ -60,7 +60,7 @@ class BucketedSource(BatchedSource):
     def stack(self, indices: np.ndarray, length: int) -> dict[str, np.ndarray]:
         """Returns examples padded to one length, stacked on dim 0."""
         examples = [self.padded_to(length, int(index)) for index in indices]
-        return {name: np.stack([example[name] for example in examples]) for name in examples[0]}
+        return stack_examples(examples, self._source, indices)
 
     def padded_to(self, length: int, index: int) -> dict[str, np.ndarray]:
         """Returns one example, padded to a length."""

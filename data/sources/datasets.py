@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...mesh.errors import UserError
+from ...mesh.errors import UserError, counted
 from ...parallel.model.user_errors import as_user_error
 from ..examples import PAIR, as_array, as_arrays, shapes_of, with_weights
 from ..source import Splits, divide_rows, fingerprint, splits_of, spread_indices
@@ -53,6 +53,11 @@ class DatasetSource:
             many = getattr(self._dataset, "__getitems__", None)
             found = many(rows) if many is not None else [self._dataset[row] for row in rows]
             examples = [as_arrays(example, self._names) for example in found]
+            if len(examples) != len(rows):
+                raise UserError(
+                    f"{type(self._dataset).__name__}.__getitems__ was asked for {counted(len(rows), 'example')}, and "
+                    f"returned {len(examples):,}. It must return one example for each number, in this order."
+                )
             first = shapes_of(examples[0])
             for row, example in zip(rows, examples, strict=True):
                 if shapes_of(example) != first:

@@ -22,7 +22,7 @@ import numpy as np
 from ...layouts.sizes import format_bytes
 from ...mesh.errors import UserError
 from ...mesh.known_causes import lost_worker
-from ...parallel.model.user_errors import as_user_error
+from ...parallel.model.user_errors import user_items
 from ..examples import PAIR, as_arrays, count_rows, with_weights
 from ..source import BatchedSource, Splits, fingerprint
 from ..value_ranges import check_vocabulary
@@ -130,13 +130,27 @@ class StreamSource(BatchedSource):
                 )
             self._begin()
         while index >= self._stop:
-            self._chunk = next(self._chunks)
+            self._chunk = self._next_chunk()
             self._start, self._stop = self._stop, self._stop + _count(self._chunk)
             if self._start == self._head_starts[-1] and self._head_bytes < HEAD_BYTES:
                 self._head.append(self._chunk)
                 self._head_starts.append(self._stop)
                 self._head_bytes += _size(self._chunk)
         return self._chunk, self._start
+
+    def _next_chunk(self) -> Rows:
+        """Reads the rows of the next item.
+
+        Raises:
+            UserError: See `take`, or an earlier read has failed: the stream stays where it was.
+        """
+        rows = next(self._chunks, None)
+        if rows is None:
+            raise UserError(
+                f"the {self.what} has failed at row {self._stop:,} before, and cannot be read further. Correct that "
+                "error, and make the data anew."
+            )
+        return rows
 
     def _read_chunks(self) -> Iterator[Rows]:
         """Yields the rows of all epochs, an item at a time."""
@@ -153,14 +167,7 @@ class StreamSource(BatchedSource):
 
     def _items(self, epoch: int) -> Iterator[Any]:
         """Yields the items of one epoch; errors of the user's code are told with their place."""
-        items: Iterator[Any] | None = None
-        while True:
-            with as_user_error(f"reading the {self.what}", passes=_is_of_machine):
-                items = iter(self._make(epoch)) if items is None else items
-                item = next(items, None)
-            if item is None:
-                return
-            yield item
+        return user_items(f"reading the {self.what}", lambda: self._make(epoch), passes=_is_of_machine)
 
     def _rows(self, item: Any, number: int) -> Rows:
         """Returns an item as rows, after checking their form; `number` is the number of the first row."""

@@ -5,11 +5,12 @@ import linecache
 import re
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, TypeVar
 
 from ...mesh.errors import UserError
 
@@ -21,6 +22,12 @@ WORKER_HANDLER = ("handler", "signal_handling.py")
 """PyTorch's signal handler and its file; it raises anywhere in the main thread after a loader's worker dies."""
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 """Color codes, which Keras always writes into its messages."""
+NEXT = "__next__"
+PASSED_ON = "reraise"
+"""PyTorch's function that raises an error of a worker process in the process that reads."""
+ENDED = "StopIteration: the iterator that is read there has ended. Give next() a default, or make a new iterator"
+
+Item = TypeVar("Item")
 
 
 class OwnCodeError(UserError):
@@ -65,6 +72,71 @@ def _passes(error: Exception, function: Any) -> bool:
     return is_ours and _users_frame(error) is None and not isinstance(error, DATA_ERRORS)
 
 
+def is_no_end(error: Exception) -> bool:
+    """Returns True for every error but StopIteration: `passes` of `as_user_error` for code that a loop calls.
+
+    In a loop or an iterator, a StopIteration that the user's code lets through, such as that of a bare `next()`, would
+    end the loop without an error.
+    """
+    return not isinstance(error, StopIteration)
+
+
+def user_items(
+    what: str, make: Callable[[], Iterable[Item]], passes: Callable[[Exception], bool] = is_no_end
+) -> Iterator[Item]:
+    """Yields the items of the user's own iterable, and never takes an error for its end.
+
+    Args:
+        what: The code, for the message: "reading the stream".
+        make: Returns the iterable; called once.
+        passes: Returns True for errors that are raised unchanged.
+
+    Raises:
+        UserError: Code that the iterator calls raises StopIteration, or another error that `passes` does not let
+            through.
+    """
+    items: Iterator[Item] | None = None
+    while True:
+        with as_user_error(what, passes=passes):
+            if items is None:
+                items = iter(make())
+            try:
+                item = next(items)
+            except StopIteration as error:
+                if _is_end(error):
+                    return
+                raise
+        yield item
+
+
+def _is_end(error: StopIteration) -> bool:
+    """Returns True if an iterator itself has raised a StopIteration, not a function of the user that it calls.
+
+    Iterators in C, such as `map`, have no frames. So the first frame of the user's code is that of the user's own
+    iterator, or of a function that an iterator of Python or of a library calls for an item.
+    """
+    for frame, _ in list(traceback.walk_tb(error.__traceback__))[1:]:
+        function = frame.f_code.co_name
+        if function == PASSED_ON:
+            return False
+        if not _is_runtime(frame) and not _is_installed(frame.f_code.co_filename):
+            return function == NEXT
+    return True
+
+
+def explain_exit(error: SystemExit, command: str) -> UserError:
+    """Returns the error for the user's code that exits the program with code 0 before a command is done.
+
+    Args:
+        error: The caught exit.
+        command: The name of the command.
+    """
+    return UserError(
+        f"`spmdkit {command}` is not done, but code that it calls exits the program with code 0 {locate_error(error)}. "
+        "Raise an error, or return; a callback ends a run with run.stop(reason)."
+    )
+
+
 def locate_error(error: BaseException, function: Any = None) -> str:
     """Returns the location of an error in the user's code: `in /a/file.py, line 3 (x = batch["images"])`.
 
@@ -98,6 +170,8 @@ def describe_error(error: BaseException) -> str:
     """Returns the class and the message of an error; of a UserError only the message."""
     if isinstance(error, UserError):
         return str(error)
+    if isinstance(error, StopIteration) and not error.args:
+        return ENDED
     text = " ".join(COLOR.sub("", str(error)).split())
     return f"{type(error).__name__}{f': {text}' if text else ''}"
 
@@ -119,8 +193,8 @@ def _users_frame(error: BaseException) -> traceback.FrameSummary | None:
     own: traceback.FrameSummary | None = None
     other: traceback.FrameSummary | None = None
     for frame, line in traceback.walk_tb(error.__traceback__):
-        name, file = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
-        if name.split(".")[0] in RUNTIME or file.startswith("<frozen"):
+        file = frame.f_code.co_filename
+        if _is_runtime(frame) or file.startswith("<frozen"):
             continue
         summary = traceback.FrameSummary(file, line, frame.f_code.co_name, lookup_line=False)
         if not _is_installed(file):
@@ -128,6 +202,12 @@ def _users_frame(error: BaseException) -> traceback.FrameSummary | None:
         elif not file.startswith(STANDARD):
             other = summary
     return own or other
+
+
+def _is_runtime(frame: FrameType) -> bool:
+    """Returns True if a frame is of a package that is never the user's own code."""
+    module = str(frame.f_globals.get("__name__", ""))
+    return module.split(".")[0] in RUNTIME
 
 
 STANDARD = sysconfig.get_paths()["stdlib"]

@@ -18,8 +18,9 @@ from spmdkit.data import (
     open_splits,
     train_batches,
 )
-from spmdkit.data.batches import check_enough, prefetch_items
+from spmdkit.data.batches import check_enough, check_form, exactly, prefetch_items
 from spmdkit.data.placement import Storage
+from spmdkit.mesh.errors import UserError
 
 
 def numbered(rows=50, length=3):
@@ -280,6 +281,51 @@ def test_raises_errors_and_exits_of_readers_at_their_step(sharding, error, optio
         next(batches)
     with pytest.raises(type(error), match=str(error)):
         next(batches)
+
+
+@pytest.mark.parametrize("options", [{"prefetch": 0}, {}, {"threads": 2}], ids=["on demand", "prefetch", "threads"])
+def test_a_StopIteration_of_a_reader_is_an_error_at_its_step(sharding, options):
+    def bare_next():
+        next(iter(()))
+
+    batches = on_mesh(Failing(bare_next), sharding, shuffle=False, **options)
+    for _ in range(2):
+        next(batches)
+    with pytest.raises(UserError, match=r"reading examples of Failing .* fails in .*\(next\(iter\(\(\)\)\)\)"):
+        next(batches)
+
+
+def test_an_evaluation_never_ends_early(sharding):
+    source = Failing(lambda: next(iter(())))
+    with pytest.raises(UserError, match="StopIteration"):
+        list(eval_batches(source, sharding, global_batch=8))
+
+
+def test_batches_that_end_early_are_an_error():
+    assert list(exactly(iter([{}, {}]), 2)) == [{}, {}]
+    with pytest.raises(UserError, match="The data ended after 2 of 3 batches without an error"):
+        list(exactly(iter([{}, {}]), 3))
+
+
+def test_rejects_batches_unlike_the_first_example(sharding):
+    expected = [abstract_batch(numbered(length=length), 8, sharding) for length in (3, 5)]
+    (batch,) = on_mesh(numbered(length=5), sharding, num_steps=1)
+    check_form(batch, expected)
+    with pytest.raises(
+        UserError, match=r"The first example of the training split is .*\(3,\).*first batch are .*\(5,\)"
+    ):
+        check_form(batch, expected[:1])
+
+
+def test_rejects_rows_that_change_their_form(sharding):
+    class Wider(Failing):
+        def __getitem__(self, index):
+            row = self.rows[index]
+            return {**row, "inputs": np.zeros(7)} if index >= 16 else row
+
+    batches = on_mesh(Wider(None), sharding, shuffle=False)
+    with pytest.raises(UserError, match=r"Wider .*: examples are .* at first, and .*\(7,\)\).* from example 16 of the"):
+        list(batches)
 
 
 def test_closing_does_not_wait_for_a_reader_that_hangs(sharding, monkeypatch):

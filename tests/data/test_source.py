@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from spmdkit.data import source as source_file
-from spmdkit.data.source import fingerprint, take
+from spmdkit.data.source import BatchedSource, fingerprint, take
+from spmdkit.mesh.errors import UserError
 
 ROWS = [{"inputs": np.array([n, n + 1]), "weights": np.float32(n)} for n in range(5)]
 
@@ -14,6 +15,44 @@ def test_take_stacks_examples_in_order():
     assert found["weights"].tolist() == [3.0, 0.0, 3.0]
     assert found["weights"].dtype == np.float32
     assert take(ROWS, np.array([2]))["inputs"].tolist() == [[2, 3]]
+
+
+class Reader(BatchedSource):
+    """A user's reader that answers every question in the same way."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def __len__(self):
+        return 8
+
+    def take(self, indices):
+        return self.answer(indices)
+
+
+def stops(indices):
+    return next(iter(()))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda indices: {"inputs": indices[:-3]}, r"Reader \(.*\)\.take was asked for 5 rows, and returned 2 rows of"),
+        (lambda indices: {"inputs": np.arange(6)}, r"was asked for 5 rows, and returned 6 rows of inputs"),
+        (lambda indices: {"a": indices, "b": np.float32(1)}, r"asked for 5 rows, and returned no dim of rows of b"),
+        (lambda indices: [indices], r"take returned a list; it must return a dict of arrays by name"),
+        (stops, r"reading examples of .*Reader .* fails in .*test_source\.py, line \d+ \(return next.*StopIteration"),
+    ],
+)
+def test_rejects_readers_that_return_something_else_than_the_rows(answer, message):
+    with pytest.raises(UserError, match=message):
+        take(Reader(answer), np.arange(5))
+
+
+def test_rejects_single_examples_of_different_shapes():
+    rows = [{"inputs": np.zeros(3 + (number == 2))} for number in range(4)]
+    with pytest.raises(UserError, match=r"list .*: example 1 has the shapes .*\(3,\).*, but example 2 has .*\(4,\)"):
+        take(rows, np.array([1, 0, 2]))
 
 
 A = np.arange(12, dtype=np.int32)

@@ -190,6 +190,18 @@ def test_exit_codes_of_other_errors(error, code, monkeypatch, cli):
     assert ("Traceback" in cli(code, "train", "a").err) == (code == 1)
 
 
+@pytest.mark.parametrize("code", [0, None])
+def test_an_exit_of_the_users_code_is_no_success(code, monkeypatch, cli):
+    def users_code(arguments):
+        sys.exit(code)
+
+    command = command_line.Command("train", "", users_code, run_commands.add_train)
+    monkeypatch.setattr(command_line, "COMMANDS", (command,))
+    error = cli(2, "train", "a").err
+    assert "`spmdkit train` is not done, but code that it calls exits the program with code 0 in" in error
+    assert "(sys.exit(code))" in error
+
+
 @pytest.mark.slow_cases("train-SIGTERM", "train-SIGUSR1")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
 @pytest.mark.parametrize("command", ["train", "launch"])

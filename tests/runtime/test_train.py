@@ -98,6 +98,48 @@ def test_failing_command_writes_nothing(overrides, code, text, tmp_path, cli, mo
     assert (left, (tmp_path / "run").exists()) == (before, False)
 
 
+STOPS_EARLY = """
+import sys
+from spmdkit.data import Splits, from_arrays
+import numpy as np
+
+class Reader:
+    def __init__(self, end):
+        self.end = end
+        self.rows = from_arrays({"inputs": np.ones((64, 64), np.float32), "targets": np.zeros(64, np.int32)}).train
+        self.shards = iter(range(5))
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+    def take(self, indices):
+        if len(indices) > 1:
+            self.end(self)
+        return self.rows.take(indices)
+
+def stops(config):
+    return Splits(Reader(lambda self: next(self.shards)), None, None, "", "1")
+
+def exits(config):
+    return Splits(Reader(lambda self: next(self.shards, None) is None and sys.exit()), None, None, "", "1")
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "line"), [("stops", "next(self.shards)), None, None"), ("exits", "next(self.shards, None)")]
+)
+def test_a_reader_cannot_end_a_run_as_if_it_were_finished(function, line, tmp_path, cli, monkeypatch):
+    (tmp_path / "stops_early.py").write_text(STOPS_EARLY)
+    monkeypatch.delitem(sys.modules, "stops_early", raising=False)
+    config = write_config(tmp_path, data={"source": f"stops_early:{function}"})
+    error = cli(2, "train", config, "checkpoint.every=100").err
+    assert "stops_early.py, line" in error
+    assert line in error
+
+
 def test_reads_first_batch_before_the_first_write(tmp_path, cli):
     np.save(tmp_path / "ids.npy", np.full(4000, 300, np.uint16))
     data = {"source": "tokens", "files": [str(tmp_path / "ids.npy")], "length": 16, "vocabulary": 256}

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import optax
 import pytest
+from spmdkit.mesh.errors import UserError
 from spmdkit.models.mlp import MLPConfig, mlp
 from spmdkit.parallel.model.loss_sums import LossSums
 from spmdkit.training.loop import StepLeftOut, evaluate, run_steps
@@ -41,6 +42,25 @@ def test_a_pause_comes_when_all_is_done_and_before_the_next_step():
         ("report", 4, {}),
         ("report", 5, {}),
     ]
+
+
+@pytest.mark.parametrize("batches", [[{}] * 3, iter([{}] * 3)])
+def test_batches_that_end_before_the_last_step_are_an_error(batches):
+    with pytest.raises(UserError, match=r"The batches ended after step 5 of 10, and neither a callback nor a signal"):
+        run_steps(PretendStep(), first_state(), batches, start=2, last=10)
+
+
+def test_a_stop_before_the_last_step_is_no_error():
+    stopped = []
+    run_steps(
+        PretendStep(),
+        first_state(),
+        [{}] * 3,
+        last=10,
+        may_start=lambda number: number < 3,
+        on_stop=lambda number, state: stopped.append(number),
+    )
+    assert stopped == [2]
 
 
 # From plain Python, with arrays in memory.

@@ -1,6 +1,7 @@
 """`Trainer`: the same numbers on every mesh, whatever form the data has, and nothing that `fit` does not do."""
 
 import signal
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -157,6 +158,16 @@ def test_batches_one_after_the_other_are_trained_on():
     whole.fit((X[:192], Y[:192]), steps=3, shuffle=False)
     streamed.fit(({"inputs": X[at : at + 48], "targets": Y[at : at + 48]} for at in range(0, 192, 48)), steps=3)
     jax.tree.map(np.testing.assert_array_equal, whole.params, streamed.params)
+
+
+def next_of(batches, number):
+    return next(batches)
+
+
+def test_an_evaluation_of_batches_never_ends_early():
+    batches = iter([(X[:8], Y[:8])])
+    with pytest.raises(UserError, match=r"reading batches of a map fails in .*test_trainer\.py, line \d+"):
+        trainer().evaluate(map(partial(next_of, batches), range(3)))
 
 
 class Table:

@@ -74,6 +74,11 @@ class Conductor:
         if known is not None:
             self._check_monitored(known)
 
+    @property
+    def last_step(self) -> int:
+        """The last step of the run, unless something stops it earlier."""
+        return self._run.num_steps
+
     def restore(self, notes: Mapping[str, Any]) -> str:
         """Restores the callbacks from a checkpoint; see `restore_callbacks`."""
         return restore_callbacks(self._callbacks, notes)

@@ -87,6 +87,7 @@ def run_with_callbacks(
         "on_pause": conductor.pause,
         "after_pause": conductor.after_pause,
         "may_start": conductor.may_start,
+        "last": conductor.last_step,
     }
     try:
         state = run_steps(step, conductor.begin(state), batches, **(hooks | options))
@@ -143,7 +144,7 @@ def fit(
 
     Raises:
         Interrupted: SIGINT (Ctrl-C) ended training after a whole step, which was saved if there are `checkpoints`.
-        UserError: A callback cannot work, or fails; or `num_steps` is missing.
+        UserError: A callback cannot work, or fails; `num_steps` is missing, or the batches end before it.
         Diverged: The loss is not finite.
         ReplicasDiffer: Before a save, devices that hold copies of the same array differ; nothing is saved.
     """

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from spmdkit.data import eval_batches, from_arrays, from_batches, from_examples, mix, train_batches
 from spmdkit.launch.cli import main
+from spmdkit.mesh.errors import UserError
 from spmdkit.mesh.known_causes import known_cause, lost_worker
 from support.runs import metrics, write_config
 from support.training import LOADER_ROWS, Loader, epoch
@@ -206,6 +207,28 @@ def test_stream_error_names_its_line():
         ValueError, match=r"reading the stream of batches of broken fails in .*test_iterables\.py, line \d+"
     ):
         stream.take(np.array([LOADER_ROWS]))
+
+
+def test_an_error_of_a_mapped_function_is_no_end_of_an_epoch():
+    shards = iter([1.0, 2.0])
+
+    def load(number):
+        return (np.full((2, 2), next(shards)), np.zeros(2))
+
+    stream = from_batches(lambda epoch: map(load, range(5))).train
+    assert stream.take(np.arange(4))["inputs"][:, 0].tolist() == [1, 1, 2, 2]
+    with pytest.raises(
+        UserError, match=r"fails in .*test_iterables\.py, line \d+ \(return .*next\(shards\).*StopIteration"
+    ):
+        stream.take(np.array([4]))
+    with pytest.raises(UserError, match="has failed at row 4 before"):
+        stream.take(np.array([4]))
+
+
+def test_an_item_of_None_is_no_end_of_an_epoch():
+    stream = from_batches([(np.ones((2, 2)), np.ones(2)), None]).train
+    with pytest.raises(UserError, match="got a NoneType"):
+        stream.take(np.array([2]))
 
 
 def example(number):

@@ -6,12 +6,20 @@ import signal
 import tomllib
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from spmdkit.mesh import DeviceMesh, UserError
 from spmdkit.mesh.errors import SITE, docs_url
-from spmdkit.parallel.model.user_errors import accepts, as_user_error, describe_error, locate_error, locate_function
+from spmdkit.parallel.model.user_errors import (
+    accepts,
+    as_user_error,
+    describe_error,
+    locate_error,
+    locate_function,
+    user_items,
+)
 
 
 class OwnError(UserError):
@@ -61,6 +69,93 @@ def test_what_spmdkit_says_of_the_users_call_gets_its_line():
     error = told(mine)
     assert str(error).startswith(f"mine fails in {__file__}, line {start_of(mine) + 1} (return DeviceMesh(")
     assert type(error) is UserError
+
+
+class Countdown:
+    """An iterator of the user's own, which ends as Python's iterators do."""
+
+    def __init__(self, items):
+        self.items = iter(items)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return self._fetch()
+
+    def _fetch(self):
+        return next(self.items)
+
+
+LOADER = """
+class Loader:
+    def __init__(self, dataset, fails_in_worker=False):
+        self.dataset, self.number, self.fails_in_worker = dataset, -1, fails_in_worker
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.number += 1
+        if self.fails_in_worker and self.number:
+            reraise(StopIteration("Caught StopIteration in worker process 0"))
+        if self.number == len(self.dataset):
+            self.end()
+        return self.dataset[self.number]
+
+    def end(self):
+        raise StopIteration
+
+def reraise(error):
+    raise error
+"""
+LIBRARY: dict[str, Any] = {}
+"""A library with an iterator that reads a dataset, as PyTorch's DataLoader does."""
+exec(compile(LOADER, "/python/site-packages/loader.py", "exec"), LIBRARY)
+
+
+def read_on(_):
+    return next(iter(()))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: [1, 2],
+        lambda: iter([1, 2]),
+        lambda: (number for number in (1, 2)),
+        lambda: map(abs, [1, 2]),
+        lambda: Countdown([1, 2]),
+        lambda: map(abs, Countdown([1, 2])),
+        lambda: LIBRARY["Loader"]([1, 2]),
+    ],
+)
+def test_items_of_the_users_own_end_as_in_a_loop(make):
+    assert list(user_items("reading", make)) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: map(read_on, [1, 2]),
+        lambda: filter(read_on, [1, 2]),
+        lambda: LIBRARY["Loader"](Stopping()),
+        lambda: LIBRARY["Loader"](range(2), fails_in_worker=True),
+    ],
+)
+def test_a_StopIteration_of_code_that_an_iterator_calls_is_no_end(make):
+    with pytest.raises(UserError, match=r"reading fails in .*StopIteration"):
+        list(user_items("reading", make))
+
+
+class Stopping:
+    """A dataset with a bare `next` of an iterator that has ended."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return index if index == 0 else next(iter(()))
 
 
 def test_errors_of_classes_of_their_own_pass():

@@ -101,6 +101,8 @@ def test_a_callback_that_ends_training_causes_one_save(step, batch, tmp_path):
 def test_what_is_missing(step, batch, tmp_path):
     with pytest.raises(UserError, match="these batches do not have a length"):
         fit(step, step.init(0), iter([batch]), folder=tmp_path)
+    with pytest.raises(UserError, match="The batches ended after step 1 of 3"):
+        fit(step, step.init(0), iter([batch]), num_steps=3, folder=tmp_path)
     with pytest.raises(UserError, match="a dict without an event"):
         fit(step, step.init(0), [batch], callbacks=[{}], folder=tmp_path)
     plain = spmdkit.build_step(step.given_model, optax.sgd(0.1), step.plan)

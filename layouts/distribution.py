@@ -92,7 +92,9 @@ class Distribution:
     @property
     def num_processes(self) -> int:
         """The number of processes; 1 if JAX's devices are not open and processes are not connected."""
-        return jax.process_count() if backend_started() or jax.distributed.is_initialized() else 1
+        if backend_started() or jax.distributed.is_initialized():
+            return jax.process_count()
+        return 1
 
     @property
     def num_model_replicas(self) -> int:
@@ -124,7 +126,8 @@ class Distribution:
                 f"Data of shape () has no dim 0 to split over mesh axis {self.batch_dim_name!r}. Give it a dim of "
                 "rows, or leave it out of the batch."
             )
-        return TensorLayout((self.batch_dim_name, *(None for _ in data_shape[1:])), self.device_mesh)
+        whole_dims = (None,) * (len(data_shape) - 1)
+        return TensorLayout((self.batch_dim_name, *whole_dims), self.device_mesh)
 
     def get_variable_layout(self, variable: Any, path: str | None = None) -> TensorLayout:
         """Returns the variable's own layout, else that of the rule for its path, else all dims whole.
@@ -136,21 +139,24 @@ class Distribution:
         Raises:
             UserError: There are rules and the path is missing, or several rules match it.
         """
-        own = getattr(variable, "_layout", None)
-        if isinstance(own, TensorLayout):
-            return own
-        whole = TensorLayout((None,) * len(variable.shape), self.device_mesh)
+        layout = getattr(variable, "_layout", None)
+        if isinstance(layout, TensorLayout):
+            return layout
+        replicated = TensorLayout((None,) * len(variable.shape), self.device_mesh)
         if self.layout_map is None:
-            return whole
-        path = getattr(variable, "path", None) if path is None else path
+            return replicated
+        if path is None:
+            path = getattr(variable, "path", None)
         if path is None:
             raise UserError("The variable must have a path to find its rule. Pass one: get_variable_layout(x, path).")
-        return self.layout_map[path] or whole
+        return self.layout_map[path] or replicated
 
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
         """Returns the layout of the rule for an intermediate value such as "block/dense/output"; None leaves it to the
         compiler."""
-        return None if self.layout_map is None else self.layout_map[path]
+        if self.layout_map is None:
+            return None
+        return self.layout_map[path]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.device_mesh!r}, batch_dim_name={self.batch_dim_name!r})"
@@ -185,7 +191,7 @@ class DataParallel(Distribution):
             UserWarning: Other axes have sizes over 1; devices along them do the same work.
         """
         if device_mesh is None:
-            names = list_devices() if devices is None else list(devices)
+            names: list[Any] = list_devices() if devices is None else list(devices)
             device_mesh = DeviceMesh((len(names),), ["batch"], names)
         super().__init__(device_mesh, None, auto_shard_dataset)
         self.batch_dim_name = first_axis(device_mesh)
@@ -247,7 +253,8 @@ class ModelParallel(Distribution):
         mesh = layout_map.device_mesh
         super().__init__(mesh, batch_dim_name or first_axis(mesh), auto_shard_dataset)
         self.layout_map = layout_map
-        processes, replicas = self.num_processes, self.num_model_replicas
+        processes = self.num_processes
+        replicas = self.num_model_replicas
         if processes > replicas and processes % replicas:
             raise UserError(
                 "If there are more processes than model replicas, `num_processes` must be divisible by "

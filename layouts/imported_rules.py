@@ -7,6 +7,7 @@ errors. `from_flax_rules` and `from_tp_plan` return one rule for each parameter,
 import re
 import warnings
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 from jax.sharding import PartitionSpec
@@ -26,16 +27,33 @@ Renaming: TypeAlias = Mapping[str, str | None]
 NAMES_OF = ("names", "sharding_names", "out_sharding", "sharding")
 """Attributes of Flax's metadata with the names of dims: Linen's boxes, NNX's variables."""
 
-HOOKS = ("gather", "all_reduce", "mla_kv_a_proj", "moe_tp_experts", "moe_identity_expert", "ep_router")
-HOOKS += ("ep_dispatch_experts", "local", "local_params")
 TP_STYLES = {
-    **dict.fromkeys(("colwise", "colwise_rep", "colwise_gather_output", "local_colwise"), "columns"),
-    **dict.fromkeys(("rowwise", "rowwise_rep", "rowwise_split_input", "local_rowwise"), "rows"),
-    **dict.fromkeys(("embedding_rowwise", "vocab_parallel_rowwise", "grouped_gemm"), "first"),
+    "colwise": "columns",
+    "colwise_rep": "columns",
+    "colwise_gather_output": "columns",
+    "local_colwise": "columns",
+    "rowwise": "rows",
+    "rowwise_rep": "rows",
+    "rowwise_split_input": "rows",
+    "local_rowwise": "rows",
+    "embedding_rowwise": "first",
+    "vocab_parallel_rowwise": "first",
+    "grouped_gemm": "first",
     "embedding_colwise": "last",
-    **dict.fromkeys(("replicate", "replicated_with_grad_allreduce", "sequence_parallel", *HOOKS), "whole"),
+    "replicate": "whole",
+    "replicated_with_grad_allreduce": "whole",
+    "sequence_parallel": "whole",
+    "gather": "whole",
+    "all_reduce": "whole",
+    "mla_kv_a_proj": "whole",
+    "moe_tp_experts": "whole",
+    "moe_identity_expert": "whole",
+    "ep_router": "whole",
+    "ep_dispatch_experts": "whole",
+    "local": "whole",
+    "local_params": "whole",
 }
-"""Style -> the split dim of a matrix."""
+"""Style -> the split dim of a matrix. The last nine are hooks of modules."""
 IN_OUT = ("kernel", "w")
 """Names of matrices that are stored (in, out), as in JAX libraries; all others are (out, in)."""
 
@@ -63,27 +81,34 @@ def from_flax_rules(
     Raises:
         UserError: A rule or the tree is invalid; an array uses a name twice; an axis is renamed to a missing one.
     """
-    what = "from_flax_rules"
-    named = _dim_names(names, what)
-    used = {name for own in named.values() for name in own}
+    origin = "from_flax_rules"
+    dim_names = _dim_names(names, origin)
+    used: set[str | None] = set()
+    for names_of_parameter in dim_names.values():
+        used.update(names_of_parameter)
+    known_axes = {*mesh.axis_names, *(axes or {})}
     pairs: list[tuple[Any, AxisEntry]] = []
     ignored: dict[str, None] = {}
     for pair in rules.items() if isinstance(rules, Mapping) else rules:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise UserError(f"{what}: a rule must be a pair (logical axis, mesh axis), got {pair!r}.")
-        logical, given = pair[0], names_of(_parse_entries((pair[1],), f"{what}: rule {pair[0]!r}")[0])
-        known = [name for name in given if name in (axes or {}) or name in mesh.axis_names]
+            raise UserError(f"{origin}: a rule must be a pair (logical axis, mesh axis), got {pair!r}.")
+        logical, mesh_axes = pair
+        entry = _parse_entries((mesh_axes,), f"{origin}: rule {logical!r}")[0]
+        rule_axes = names_of(entry)
+        known = [name for name in rule_axes if name in known_axes]
+        unknown = [name for name in rule_axes if name not in known_axes]
         if logical in used:
-            ignored |= dict.fromkeys(name for name in given if name not in known)
-        if known or not given:
+            ignored |= dict.fromkeys(unknown)
+        if known or not rule_axes:
             pairs.append((logical, make_entry(known)))
     if ignored:
         warnings.warn(
-            f"{what} ignored mesh axes of the rules that the mesh does not have: {', '.join(ignored)}. The mesh has "
+            f"{origin} ignored mesh axes of the rules that the mesh does not have: {', '.join(ignored)}. The mesh has "
             f"{', '.join(mesh.axis_names)}. To rename one: axes={{{next(iter(ignored))!r}: {mesh.axis_names[-1]!r}}}.",
             stacklevel=2,
         )
-    return _exact_map({path: _assign_axes(own, pairs) for path, own in named.items()}, mesh, axes, what)
+    entries = {path: _assign_axes(names, pairs) for path, names in dim_names.items()}
+    return _exact_map(entries, mesh, axes, origin)
 
 
 def from_keras(
@@ -107,17 +132,23 @@ def from_keras(
         raise UserError(
             f"from_keras takes a keras.distribution.LayoutMap, got {layout_map!r} ({type(layout_map).__name__})."
         )
-    given = {
-        key: _parse_entries(layout if isinstance(layout, tuple) else layout.axes, f"from_keras: rule {key!r}")
-        for key, layout in layout_map.items()
-    }
-    own = layout_map.device_mesh if mesh is None else mesh
-    if not isinstance(own, DeviceMesh):
-        own = DeviceMesh(tuple(own.shape), tuple(own.axis_names), own.devices)
-    rules = LayoutMap(own, match)
-    for key, entries in _rename_axes(given, own, axes, "from_keras").items():
+    entries_of_rules: dict[str, Entries] = {}
+    for key, layout in layout_map.items():
+        spec = layout if isinstance(layout, tuple) else layout.axes
+        entries_of_rules[key] = _parse_entries(spec, f"from_keras: rule {key!r}")
+    if mesh is None:
+        mesh = _as_device_mesh(layout_map.device_mesh)
+    rules = LayoutMap(mesh, match)
+    for key, entries in _rename_axes(entries_of_rules, mesh, axes, "from_keras").items():
         rules[key] = TensorLayout(entries)
     return rules
+
+
+def _as_device_mesh(mesh: Any) -> DeviceMesh:
+    """Returns the mesh for a mesh of Keras."""
+    if isinstance(mesh, DeviceMesh):
+        return mesh
+    return DeviceMesh(tuple(mesh.shape), tuple(mesh.axis_names), mesh.devices)
 
 
 def from_tp_plan(
@@ -161,41 +192,64 @@ def from_tp_plan(
         UserError: A style is unknown, or splits several matrices packed into one array, which a layout cannot express;
             a name matches no parameter; the mesh does not have the axis.
     """
-    what = "from_tp_plan"
-    wrong = [f"{what}: {problem}" for key, style in plan.items() if (problem := _style_problem(key, style))]
+    origin = "from_tp_plan"
+    wrong: list[str] = []
+    for key, style in plan.items():
+        problem = _style_problem(key, style)
+        if problem is not None:
+            wrong.append(f"{origin}: {problem}")
     leaves = leaves_with_paths(params)
     patterns = {key: _plan_pattern(key, prefix) for key in plan}
-    found: dict[str, Entries] = {}
+    entries: dict[str, Entries] = {}
     used: set[str] = set()
     for path, leaf in leaves:
         words = path.replace("/", ".").split(".")
-        modules = [".".join(words[:count]) for count in range(len(words), 0, -1)]  # the parameter, then its modules
-        keys = [[key for key, pattern in patterns.items() if pattern.fullmatch(name)] for name in modules]
-        used.update(key for each in keys for key in each)
-        own = [key for each in keys[:2] for key in each]
-        if own:
-            found[path] = _split_dim(TP_STYLES.get(plan[own[0]], "whole"), words[-1], len(leaf.shape), axis)
-    for key in plan if unused == "error" else ():
-        if key not in used:
-            near = problems.nearest_path(key.replace(".", "/"), [path for path, _ in leaves])
+        keys_of_names = _keys_of_names(words, patterns)
+        for keys in keys_of_names:
+            used.update(keys)
+        deciding = list(chain.from_iterable(keys_of_names[:2]))  # of the parameter, or of its module
+        if deciding:
+            split = TP_STYLES.get(plan[deciding[0]], "whole")
+            entries[path] = _split_dim(split, words[-1], len(leaf.shape), axis)
+    if unused == "error":
+        paths = [path for path, _ in leaves]
+        unused_keys = [key for key in plan if key not in used]
+        for key in unused_keys:
+            nearest = problems.nearest_path(key.replace(".", "/"), paths)
             wrong.append(
-                f"{what}: {key!r} in the plan matches no parameter. The nearest path is {near!r}. Correct or remove "
-                f"it, or set the prefix of names (prefix={prefix!r}); unused='ignore' accepts such names."
+                f"{origin}: {key!r} in the plan matches no parameter. The nearest path is {nearest!r}. Correct or "
+                f"remove it, or set the prefix of names (prefix={prefix!r}); unused='ignore' accepts such names."
             )
     raise_problems(wrong)
-    return _exact_map(found, mesh, None, what)
+    return _exact_map(entries, mesh, None, origin)
 
 
-def _exact_map(found: Mapping[str, Entries], mesh: DeviceMesh, axes: Renaming | None, what: str) -> LayoutMap:
+def _keys_of_names(words: list[str], patterns: Mapping[str, re.Pattern[str]]) -> list[list[str]]:
+    """Returns the keys of a plan that match a parameter, then those that match its module, then the outer modules.
+
+    Args:
+        words: The name of the parameter, split at its dots.
+        patterns: Key of the plan -> its pattern.
+    """
+    keys = []
+    for count in range(len(words), 0, -1):
+        name = ".".join(words[:count])
+        keys.append([key for key, pattern in patterns.items() if pattern.fullmatch(name)])
+    return keys
+
+
+def _exact_map(
+    entries_of_paths: Mapping[str, Entries], mesh: DeviceMesh, axes: Renaming | None, origin: str
+) -> LayoutMap:
     """Returns a map with one rule for each path, which matches only that path."""
     rules = LayoutMap(mesh)
-    for path, entries in _rename_axes(found, mesh, axes, what).items():
+    for path, entries in _rename_axes(entries_of_paths, mesh, axes, origin).items():
         rules[re.escape(path)] = TensorLayout(entries)
     return rules
 
 
 def _rename_axes(
-    found: Mapping[str, Entries], mesh: DeviceMesh, axes: Renaming | None, what: str
+    entries_of_rules: Mapping[str, Entries], mesh: DeviceMesh, axes: Renaming | None, origin: str
 ) -> dict[str, Entries]:
     """Returns the entries with the axis names of the mesh; an axis that is renamed to None is dropped.
 
@@ -203,70 +257,89 @@ def _rename_axes(
         UserError: The mesh does not have an axis, or `axes` has a name without a rule; all of them at once.
     """
     axes = axes or {}
-    used = dict.fromkeys(name for entries in found.values() for entry in entries for name in names_of(entry))
-    wrong = [
-        f"{what}: unknown mesh axis {axes.get(name, name)!r} in the rules; the mesh has {', '.join(mesh.axis_names)}. "
-        f"Rename it, axes={{{name!r}: {mesh.axis_names[-1]!r}}}, or keep its dims whole, axes={{{name!r}: None}}."
-        for name in used
-        if axes.get(name, name) not in (None, *mesh.axis_names)
-    ]
-    wrong += [
-        f"{what}: axes renames {name!r}, but the applied rules only have {', '.join(map(repr, used))}."
-        for name in axes
-        if used and name not in used
-    ]
+    used: dict[str, None] = {}
+    for entries in entries_of_rules.values():
+        for entry in entries:
+            used |= dict.fromkeys(names_of(entry))
+    wrong = []
+    for name in used:
+        renamed = axes.get(name, name)
+        if renamed is not None and renamed not in mesh.axis_names:
+            wrong.append(
+                f"{origin}: unknown mesh axis {renamed!r} in the rules; the mesh has "
+                f"{', '.join(mesh.axis_names)}. Rename it, axes={{{name!r}: {mesh.axis_names[-1]!r}}}, or keep its "
+                f"dims whole, axes={{{name!r}: None}}."
+            )
+    for name in axes:
+        if used and name not in used:
+            listed = ", ".join(map(repr, used))
+            wrong.append(f"{origin}: axes renames {name!r}, but the applied rules only have {listed}.")
     raise_problems(wrong)
 
     def rename(entry: AxisEntry) -> AxisEntry:
-        return make_entry([name for each in names_of(entry) if (name := axes.get(each, each)) is not None])
+        renamed = [axes.get(name, name) for name in names_of(entry)]
+        return make_entry([name for name in renamed if name is not None])
 
-    return {path: tuple(map(rename, entries)) for path, entries in found.items()}
+    return {key: tuple(map(rename, entries)) for key, entries in entries_of_rules.items()}
 
 
-def _parse_entries(spec: Any, what: str) -> Entries:
-    """Returns the entries of a PartitionSpec or of a tuple; `what` is its origin, for messages."""
+def _parse_entries(spec: Any, origin: str) -> Entries:
+    """Returns the entries of a PartitionSpec or of a tuple; `origin` is for messages."""
     try:
         return TensorLayout(spec).axes
     except UserError as error:
-        raise UserError(f"{what}: {error}") from None
+        raise UserError(f"{origin}: {error}") from None
 
 
-def _dim_names(tree: Any, what: str) -> dict[str, tuple[str | None, ...]]:
+def _dim_names(tree: Any, origin: str) -> dict[str, tuple[str | None, ...]]:
     """Returns path -> names of the dims, for the parameters that have names."""
-    found = {}
+    dim_names = {}
     for path, leaf in leaves_with_paths(tree, is_leaf=lambda node: node is None or _names_of(node) is not None):
         names = _names_of(leaf)
-        if names is None and leaf is not None:
+        if leaf is None:
+            continue
+        if names is None:
             raise UserError(
-                f"{what}: {path!r} in the tree of names must be the names of its dims, such as ('embed', 'mlp'), or "
+                f"{origin}: {path!r} in the tree of names must be the names of its dims, such as ('embed', 'mlp'), or "
                 f"None to leave it to the strategy, got {leaf!r} ({type(leaf).__name__})."
             )
-        twice = [name for name in names or () if name is not None and (names or ()).count(name) > 1]
-        if twice:
-            raise UserError(f"{what}: {path!r} has dims {names}, two of them {twice[0]!r}. Give each its own name.")
-        if names is not None:
-            found[path] = names
-    return found
+        repeated = [name for name in names if name is not None and names.count(name) > 1]
+        if repeated:
+            raise UserError(
+                f"{origin}: {path!r} has dims {names}, two of them {repeated[0]!r}. Give each its own name."
+            )
+        dim_names[path] = names
+    return dim_names
 
 
 def _names_of(node: Any) -> tuple[str | None, ...] | None:
+    """Returns the names of the dims of a node of a tree, or None if the node is not names or metadata with names."""
     if type(node) is tuple or isinstance(node, PartitionSpec):
         names = tuple(node)
-        return names if all(name is None or isinstance(name, str) for name in names) else None
+        are_names = all(name is None or isinstance(name, str) for name in names)
+        return names if are_names else None
     if isinstance(node, Mapping | list | tuple):
         return None
-    given = [getattr(node, attribute, None) for attribute in NAMES_OF]
-    return next((_names_of(tuple(names)) for names in given if isinstance(names, tuple | PartitionSpec)), None)
+    for attribute in NAMES_OF:
+        names = getattr(node, attribute, None)
+        if isinstance(names, tuple | PartitionSpec):
+            return _names_of(tuple(names))
+    return None
 
 
 def _assign_axes(names: tuple[str | None, ...], rules: Iterable[tuple[str, AxisEntry]]) -> Entries:
     """Returns the mesh axes of each dim: rules in order, each axis once in an array."""
     entries: dict[int, AxisEntry] = {}
+    taken: set[str] = set()
     for logical, entry in rules:
-        if logical in names:
-            dim, taken = names.index(logical), {axis for each in entries.values() for axis in names_of(each)}
-            if dim not in entries and not taken.intersection(names_of(entry)):
-                entries[dim] = entry
+        if logical not in names:
+            continue
+        dim = names.index(logical)
+        axes = names_of(entry)
+        if dim in entries or taken.intersection(axes):
+            continue
+        entries[dim] = entry
+        taken.update(axes)
     return tuple(entries.get(dim) for dim in range(len(names)))
 
 
@@ -284,21 +357,32 @@ def _style_problem(key: str, style: str) -> str | None:
 
 def _plan_pattern(key: str, prefix: str) -> re.Pattern[str]:
     """Returns the pattern of a name: `*` is a number, and the prefix is optional."""
-    words = [r"\d+" if word == "*" else re.escape(word) for word in key.split(".")]
-    if prefix and words[0] == re.escape(prefix):
+    words = key.split(".")
+    if prefix and words[0] == prefix:
         words = words[1:]
-    return re.compile((f"(?:{re.escape(prefix)}\\.)?" if prefix else "") + r"\.".join(words))
+    patterns = [r"\d+" if word == "*" else re.escape(word) for word in words]
+    optional_prefix = rf"(?:{re.escape(prefix)}\.)?" if prefix else ""
+    return re.compile(optional_prefix + r"\.".join(patterns))
 
 
 def _split_dim(split: str, leaf: str, num_dims: int, axis: str) -> Entries:
     """Returns the entries of one array of a module."""
-    is_vector, in_out = leaf == "bias" or num_dims == 1, leaf in IN_OUT
-    dim = {
-        "first": 0,
-        "last": -1,
-        "columns": -1 if is_vector or in_out else -2,
-        "rows": -2 if in_out and num_dims > 1 else -1,
-    }.get(split)
-    if dim is None or not num_dims or (split == "rows" and leaf == "bias"):
-        return (None,) * num_dims
-    return tuple(axis if each == dim % num_dims else None for each in range(num_dims))
+    whole = (None,) * num_dims
+    if split == "whole" or num_dims == 0 or (split == "rows" and leaf == "bias"):
+        return whole
+    entries: list[AxisEntry] = list(whole)
+    entries[_dim_to_split(split, leaf, num_dims)] = axis
+    return tuple(entries)
+
+
+def _dim_to_split(split: str, leaf: str, num_dims: int) -> int:
+    """Returns the dim that a style splits, counted from the end for matrices with leading dims."""
+    if split == "first":
+        return 0
+    is_vector = leaf == "bias" or num_dims == 1
+    if split == "last" or is_vector:
+        return -1
+    is_in_out = leaf in IN_OUT
+    if split == "columns":
+        return -1 if is_in_out else -2
+    return -2 if is_in_out else -1

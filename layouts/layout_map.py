@@ -1,7 +1,7 @@
 """LayoutMap: regular expressions for parameter paths, and their layouts."""
 
 import re
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from functools import cache
 from typing import Any, Literal, get_args
 
@@ -66,10 +66,10 @@ class LayoutMap(MutableMapping[str, Any]):
         if isinstance(layout, tuple):
             layout = TensorLayout(layout)
         if not isinstance(layout, TensorLayout):
+            remedy = f" Write {tuple(layout)}." if isinstance(layout, list | PartitionSpec) else ""
             raise UserError(
                 f"The value of rule {key!r} should be a TensorLayout type (or a tuple of axis names), got {layout!r} "
-                f"of type {type(layout).__name__}."
-                + (f" Write {tuple(layout)}." if isinstance(layout, list | PartitionSpec) else "")
+                f"of type {type(layout).__name__}.{remedy}"
             )
         _compiled(key)
         if layout.device_mesh is None:
@@ -108,6 +108,13 @@ class LayoutMap(MutableMapping[str, Any]):
         test = re.Pattern.search if self.match == "search" else re.Pattern.fullmatch
         return tuple(key for key in self._layouts if key == path or test(_compiled(key), path))
 
+    def keys_in_use(self, paths: Iterable[str]) -> set[str]:
+        """Returns the keys of the rules that match at least one path."""
+        keys: set[str] = set()
+        for path in paths:
+            keys.update(self.keys_matching(path))
+        return keys
+
     def __delitem__(self, key: str) -> None:
         del self._layouts[key]
 
@@ -137,6 +144,7 @@ class LayoutMap(MutableMapping[str, Any]):
 
 @cache
 def _compiled(key: str) -> re.Pattern[str]:
-    if problem := pattern_problem(key):
+    problem = pattern_problem(key)
+    if problem is not None:
         raise UserError(f"Rule {problem} Escape special characters with a backslash, and write '.*' for any text.")
     return re.compile(key)

@@ -32,11 +32,11 @@ def output_rule_problems(rules: LayoutMap, row_axes: Sequence[str], manual_axes:
         One message for each axis named twice, each axis of the rows outside dim 0, rows split over only some of their
         axes, and each axis along which the step has split the work already.
     """
-    return [
-        f"Rule {key!r} {problem}"
-        for key, layout in rules.items()
-        for problem in _problems(layout, tuple(row_axes), tuple(manual_axes))
-    ]
+    lines = []
+    for key, layout in rules.items():
+        for problem in _problems(layout, tuple(row_axes), tuple(manual_axes)):
+            lines.append(f"Rule {key!r} {problem}")
+    return lines
 
 
 def _problems(layout: TensorLayout, row_axes: tuple[str, ...], manual_axes: tuple[str, ...]) -> Iterator[str]:
@@ -45,7 +45,8 @@ def _problems(layout: TensorLayout, row_axes: tuple[str, ...], manual_axes: tupl
         axes = ", ".join(map(repr, layout.repeated_axes))
         yield f"{gives}, which uses {axes} twice. An axis can split one dim only."
         return
-    if set(layout.axes_of_dim(0)) & set(row_axes) and layout.axes_of_dim(0)[: len(row_axes)] != row_axes:
+    first_dim = layout.axes_of_dim(0)
+    if set(first_dim) & set(row_axes) and first_dim[: len(row_axes)] != row_axes:
         rows = row_axes[0] if len(row_axes) == 1 else f"[{', '.join(row_axes)}]"
         yield (
             f"{gives}, but their dim 0 are the rows of the batch, which are split over {rows}. Begin dim 0 with "
@@ -74,10 +75,13 @@ def unused_output_rules(rules: LayoutMap, named: Sequence[str], paths: Sequence[
         named: The names of the model's activations.
         paths: The paths of its parameters; a rule that matches one of them is in use.
     """
-    matching = {key for path in (*named, *paths) for key in rules.keys_matching(path)}
-    return [
-        f"Rule {key!r} matches no activation that the model names: {', '.join(named) or 'it names none'}. Correct the "
-        f'rule, remove it from layouts.rules, or name the activation: y = spmdkit.name_output(y, "a_name{OUTPUT}").'
-        for key in rules
-        if key not in matching
-    ]
+    matching = rules.keys_in_use([*named, *paths])
+    listed = ", ".join(named) or "it names none"
+    unused = []
+    for key in rules:
+        if key not in matching:
+            unused.append(
+                f"Rule {key!r} matches no activation that the model names: {listed}. Correct the rule, remove it from "
+                f'layouts.rules, or name the activation: y = spmdkit.name_output(y, "a_name{OUTPUT}").'
+            )
+    return unused

@@ -68,27 +68,36 @@ def flatten_mapping(values: Mapping[Any, Any], prefix: str = "") -> dict[str, An
         values: Mappings, lists and scalars; only mappings are flattened.
         prefix: The beginning of every key, such as "model.".
     """
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in values.items():
-        nested = isinstance(value, Mapping) and value
-        found |= flatten_mapping(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
-    return found
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value:
+            flat |= flatten_mapping(value, f"{key}.")
+        else:
+            flat[key] = value
+    return flat
 
 
-def differing_leaves(found: Any, wanted: Any, describe: Callable[[Any], str]) -> Iterator[tuple[str, str, str]]:
+def differing_leaves(first: Any, second: Any, describe: Callable[[Any], str]) -> Iterator[tuple[str, str, str]]:
     """Yields the paths at which two trees differ: (path, description in the first tree, description in the second).
 
     Args:
-        found: Any pytree.
-        wanted: Another.
+        first: Any pytree.
+        second: Another.
         describe: Describes a leaf; leaves with equal descriptions do not differ. A leaf of one tree alone is "missing"
             in the other.
     """
-    trees = [dict(leaves_with_paths(tree)) for tree in (found, wanted)]
-    for path in {**trees[1], **trees[0]}:
-        have, want = (describe(tree[path]) if path in tree else "missing" for tree in trees)
-        if have != want:
-            yield path, have, want
+    texts_in_first = _describe_leaves(first, describe)
+    texts_in_second = _describe_leaves(second, describe)
+    for path in {**texts_in_second, **texts_in_first}:
+        in_first = texts_in_first.get(path, "missing")
+        in_second = texts_in_second.get(path, "missing")
+        if in_first != in_second:
+            yield path, in_first, in_second
+
+
+def _describe_leaves(tree: Any, describe: Callable[[Any], str]) -> dict[str, str]:
+    return {path: describe(leaf) for path, leaf in leaves_with_paths(tree)}
 
 
 def split_at_paths(tree: Any, paths: Collection[str]) -> tuple[Any, Any]:
@@ -106,9 +115,13 @@ def split_at_paths(tree: Any, paths: Collection[str]) -> tuple[Any, Any]:
     return chosen, others
 
 
-def join(tree: Any, other: Any) -> Any:
+def join(tree: Any, rest: Any) -> Any:
     """Joins the two trees of `split_at_paths`."""
-    return jax.tree.map(lambda one, two: two if one is None else one, tree, other, is_leaf=lambda leaf: leaf is None)
+
+    def first_present(leaf: Any, alternative: Any) -> Any:
+        return alternative if leaf is None else leaf
+
+    return jax.tree.map(first_present, tree, rest, is_leaf=lambda leaf: leaf is None)
 
 
 def numberless(path: str) -> str:
@@ -118,8 +131,12 @@ def numberless(path: str) -> str:
 
 def joined_path(paths: Sequence[str]) -> str:
     """Joins paths that differ only in their numbers: "blocks/{0..11}/query"."""
-    parts = zip(*(path.split("/") for path in paths), strict=True)
-    return "/".join(part[0] if len(set(part)) == 1 else _numbers(part) for part in parts)
+    split_paths = [path.split("/") for path in paths]
+    parts = []
+    for names in zip(*split_paths, strict=True):
+        is_common = len(set(names)) == 1
+        parts.append(names[0] if is_common else _numbers(names))
+    return "/".join(parts)
 
 
 def in_blocks(path: str) -> bool:
@@ -157,13 +174,15 @@ def match_paths(patterns: Sequence[str], paths: Sequence[str], key: str) -> dict
     Raises:
         UserError: Patterns match no path; the message has the nearest path of each.
     """
-    matched = {pattern: [path for path in paths if matches(pattern, path)] for pattern in patterns}
-    first = f" The parameters are {some(paths) or 'none'}."
-    raise_problems(
-        f"{key}: {pattern!r} matches no parameter.{did_you_mean(pattern, paths, cutoff=0.4) or first}"
-        for pattern, found in matched.items()
-        if not found
-    )
+    matched: dict[str, list[str]] = {}
+    wrong: list[str] = []
+    listed = f" The parameters are {some(paths) or 'none'}."
+    for pattern in patterns:
+        matched[pattern] = [path for path in paths if matches(pattern, path)]
+        if not matched[pattern]:
+            hint = did_you_mean(pattern, paths, cutoff=0.4) or listed
+            wrong.append(f"{key}: {pattern!r} matches no parameter.{hint}")
+    raise_problems(wrong)
     return matched
 
 

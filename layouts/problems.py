@@ -36,7 +36,11 @@ def rank_mismatch(num_dims: int, layout: TensorLayout, rule: str) -> str:
 
 def nearest_path(key: str, paths: Iterable[str]) -> str | None:
     """Returns the path whose end, from some "/" on, is most similar to the literal text of a regular expression."""
-    ends = {path.split("/", start)[-1]: path for path in reversed(list(paths)) for start in range(path.count("/") + 1)}
+    path_of_end: dict[str, str] = {}
+    for path in paths:
+        for start in range(path.count("/") + 1):
+            end = path.split("/", start)[-1]
+            path_of_end.setdefault(end, path)
     literal = re.sub(r"\.[*+?]|[\\^$*+?()\[\]{}|]", "", key).strip("/")
-    found = nearest(literal, ends, cutoff=0.0)
-    return ends[found[0]] if found else None
+    ends = nearest(literal, path_of_end, cutoff=0.0)
+    return path_of_end[ends[0]] if ends else None

@@ -22,7 +22,8 @@ from .tensor_layout import TensorLayout
 Default = Callable[[str, jax.ShapeDtypeStruct], tuple[TensorLayout, str]]
 Unmatched = Literal["error", "warn", "replicate"]
 Indivisible = Literal["error", "replicate", "next_dim"]
-UNMATCHED, INDIVISIBLE = get_args(Unmatched), get_args(Indivisible)
+UNMATCHED = get_args(Unmatched)
+INDIVISIBLE = get_args(Indivisible)
 NO_RULE = "replicated: no rule"
 
 
@@ -63,22 +64,25 @@ def resolve(
         LayoutError: Lists every problem: unmatched parameters, rules that match nothing, two rules for one path,
             a wrong number of entries, indivisible dims, an axis twice in one layout, required axes left unused.
     """
-    for name, policy, known in (("unmatched", unmatched, UNMATCHED), ("indivisible", indivisible, INDIVISIBLE)):
-        if policy not in known:
-            raise UserError(unknown_name(f"layouts.{name}", policy, known))
+    if unmatched not in UNMATCHED:
+        raise UserError(unknown_name("layouts.unmatched", unmatched, UNMATCHED))
+    if indivisible not in INDIVISIBLE:
+        raise UserError(unknown_name("layouts.indivisible", indivisible, INDIVISIBLE))
     if rules is not None and rules.device_mesh != mesh:
         raise UserError(f"The rules are for mesh {rules.device_mesh!r}, the parameters for {mesh!r}; use one mesh.")
     leaves = leaves_with_paths(abstract_params)
     policy = _Policy(mesh, unmatched, unmatched_floor_bytes, indivisible, fixed_dims)
     choices = [_choose(path, leaf, rules, default, policy) for path, leaf in leaves]
-    found = _problems_of(leaves, choices)
+    all_problems = _problems_of(leaves, choices)
     if rules is not None:
-        found += _unused_rules(rules, [path for path, _ in leaves])
-    found += _unused_axes(mesh, required_axes, [choice.layout for choice in choices])
-    if found:
-        raise LayoutError(found)
+        all_problems += _unused_rules(rules, [path for path, _ in leaves])
+    all_problems += _unused_axes(mesh, required_axes, [choice.layout for choice in choices])
+    if all_problems:
+        raise LayoutError(all_problems)
     _warn(leaves, choices, rules, policy)
-    rows = [make_row(*leaf, choice.rule, choice.layout) for leaf, choice in zip(leaves, choices, strict=True)]
+    rows = []
+    for (path, leaf), choice in zip(leaves, choices, strict=True):
+        rows.append(make_row(path, leaf, choice.rule, choice.layout))
     return LayoutTable(rows=tuple(rows), treedef=tree_structure(abstract_params), mesh=mesh)
 
 
@@ -98,13 +102,19 @@ def resolve_optimizer_state(abstract_opt_state: Any, params_table: LayoutTable) 
     """
     leaves = leaves_with_paths(abstract_opt_state)
     params = {row.path: row for row in params_table.rows}
-    prefixes = Counter(prefix for path, leaf in leaves for prefix, _ in _candidates(path, leaf, params))
+    slots_below: Counter[str] = Counter()
+    for path, leaf in leaves:
+        slots_below.update(prefix for prefix, _ in _candidates(path, leaf, params))
     rows = []
     for path, leaf in leaves:
-        best = max(_candidates(path, leaf, params), key=lambda found: prefixes[found[0]], default=None)
-        layout = TensorLayout((None,) * len(leaf.shape), params_table.mesh) if best is None else best[1].layout
-        whole = "replicated: no parameter of this path and shape" if leaf.shape else "replicated: scalar"
-        rows.append(make_row(path, leaf, whole if best is None else "like its parameter", layout))
+        candidates = list(_candidates(path, leaf, params))
+        if candidates:
+            _, parameter = max(candidates, key=lambda candidate: slots_below[candidate[0]])
+            rows.append(make_row(path, leaf, "like its parameter", parameter.layout))
+            continue
+        layout = TensorLayout((None,) * len(leaf.shape), params_table.mesh)
+        reason = "no parameter of this path and shape" if leaf.shape else "scalar"
+        rows.append(make_row(path, leaf, f"replicated: {reason}", layout))
     return LayoutTable(rows=tuple(rows), treedef=tree_structure(abstract_opt_state), mesh=params_table.mesh)
 
 
@@ -142,9 +152,11 @@ def _choose(path: str, leaf: Any, rules: LayoutMap | None, default: Default | No
     if len(keys) > 1:
         return _Choice(whole, "", problems.ambiguous(keys))
     if rules is not None and keys:
-        return _divided(path, leaf, _Choice(rules[keys[0]] or whole, keys[0], key=keys[0]), policy)
+        key = keys[0]
+        return _divided(path, leaf, _Choice(rules[key] or whole, key, key=key), policy)
     if default is not None:
-        return _divided(path, leaf, _Choice(*default(path, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))), policy)
+        layout, reason = default(path, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+        return _divided(path, leaf, _Choice(layout, reason), policy)
     num_bytes = array_bytes(leaf.shape, leaf.dtype)
     if num_bytes < policy.floor_bytes:
         return _Choice(whole, f"replicated: no rule, under {format_bytes(policy.floor_bytes)}")
@@ -158,7 +170,9 @@ def _choose(path: str, leaf: Any, rules: LayoutMap | None, default: Default | No
 
 def _divided(path: str, leaf: Any, choice: _Choice, policy: _Policy) -> _Choice:
     """Checks a layout against its array, and applies the policy to indivisible dims."""
-    layout, rule, shape = choice.layout, choice.rule, tuple(leaf.shape)
+    layout = choice.layout
+    rule = choice.rule
+    shape = tuple(leaf.shape)
     if layout.axes and len(layout.axes) != len(shape):
         return choice._replace(problem=problems.rank_mismatch(len(shape), layout, rule))
     if layout.repeated_axes:
@@ -169,7 +183,9 @@ def _divided(path: str, leaf: Any, choice: _Choice, policy: _Policy) -> _Choice:
         reason = layout.indivisible(dim, size)
         if reason is None:
             continue
-        target = _next_dim(layout, shape, dim, policy.fixed_dims(path)) if policy.indivisible == "next_dim" else None
+        target = None
+        if policy.indivisible == "next_dim":
+            target = _next_dim(layout, shape, dim, policy.fixed_dims(path))
         if target is None and policy.indivisible != "replicate":
             axes = " or ".join(f"strategy.{name}" for name in choice.layout.used_axes)
             problem = (
@@ -179,7 +195,8 @@ def _divided(path: str, leaf: Any, choice: _Choice, policy: _Policy) -> _Choice:
             return choice._replace(problem=problem)
         parts = layout.parts_of_dim(dim)
         layout = _moved(layout, dim, target)
-        rule += f"; dim {dim} {'whole' if target is None else f'-> dim {target}'} ({size} % {parts} = {size % parts})"
+        change = "whole" if target is None else f"-> dim {target}"
+        rule += f"; dim {dim} {change} ({size} % {parts} = {size % parts})"
     return choice._replace(layout=layout, rule=rule)
 
 
@@ -210,31 +227,41 @@ def _problems_of(leaves: Sequence[tuple[str, Any]], choices: Sequence[_Choice]) 
 
 
 def _unused_rules(rules: LayoutMap, paths: Sequence[str]) -> Iterator[str]:
-    matching = {key for path in paths for key in rules.keys_matching(path)}
+    matching = rules.keys_in_use(paths)
     for key in rules:
-        if key not in matching and not key.endswith(OUTPUT):
-            near = problems.nearest_path(key, paths)
-            hint = "The model lacks parameters." if near is None else f"The nearest path is {near!r}."
-            hint += " The key of a rule for activations ends in /output." if "output" in key else ""
-            yield f"Rule {key!r} matches no parameter. {hint} Correct the rule or remove it from layouts.rules."
+        if key in matching or key.endswith(OUTPUT):
+            continue
+        nearest = problems.nearest_path(key, paths)
+        hint = "The model lacks parameters." if nearest is None else f"The nearest path is {nearest!r}."
+        if "output" in key:
+            hint += " The key of a rule for activations ends in /output."
+        yield f"Rule {key!r} matches no parameter. {hint} Correct the rule or remove it from layouts.rules."
 
 
 def _unused_axes(mesh: DeviceMesh, required_axes: Sequence[str], layouts: Sequence[TensorLayout]) -> list[str]:
-    used = {name for layout in layouts for name in layout.used_axes}
-    sizes = {name: mesh.axis_size(name) for name in required_axes if name not in used}
-    return [
-        f"Mesh axis {name!r} of size {size} splits no parameter, so groups of {size} devices would hold the same. Name "
-        f"it in a rule of layouts.rules, or set strategy.{name} to 1."
-        for name, size in sizes.items()
-        if size > 1
-    ]
+    used: set[str] = set()
+    for layout in layouts:
+        used.update(layout.used_axes)
+    unused = []
+    for name in required_axes:
+        size = mesh.axis_size(name)
+        if name in used or size == 1:
+            continue
+        unused.append(
+            f"Mesh axis {name!r} of size {size} splits no parameter, so groups of {size} devices would hold the same. "
+            f"Name it in a rule of layouts.rules, or set strategy.{name} to 1."
+        )
+    return unused
 
 
 def _warn(
     leaves: Sequence[tuple[str, Any]], choices: Sequence[_Choice], rules: LayoutMap | None, policy: _Policy
 ) -> None:
     """Warns of large parameters without a rule, under "warn", and of rules that earlier rules hide."""
-    large = [path for (path, _), choice in zip(leaves, choices, strict=True) if choice.rule == NO_RULE]
+    large = []
+    for (path, _), choice in zip(leaves, choices, strict=True):
+        if choice.rule == NO_RULE:
+            large.append(path)
     if large and policy.unmatched == "warn":
         warnings.warn(
             f"No rule matches {counted(len(large), 'large parameter')}, so every device holds all of "

@@ -18,11 +18,13 @@ def array_bytes(shape: Sequence[int], dtype: Any) -> int:
 
 def format_bytes(num_bytes: float) -> str:
     """Formats a number of bytes: "512 B", "1.5 KiB", "2 GiB"."""
-    for unit in UNITS[:-1]:
-        if num_bytes < (1024 if unit == "B" else 1023.95):  # so that rounding never gives 1024 of a unit
-            return _short(num_bytes, unit)
+    if num_bytes < 1024:
+        return _short(num_bytes, "B")
+    for unit in UNITS[1:-1]:
         num_bytes /= 1024
-    return _short(num_bytes, UNITS[-1])
+        if num_bytes < 1023.95:  # so that rounding never gives 1024 of a unit
+            return _short(num_bytes, unit)
+    return _short(num_bytes / 1024, UNITS[-1])
 
 
 def _short(number: float, unit: str) -> str:
@@ -41,8 +43,11 @@ class RowSplit(NamedTuple):
 
     def part(self, batch: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the shapes and dtypes of one part of a batch."""
-        shapes = {name: (array.shape[0] // self.total, *array.shape[1:]) for name, array in batch.items()}
-        return {name: jax.ShapeDtypeStruct(shape, batch[name].dtype) for name, shape in shapes.items()}
+        shapes = {}
+        for name, array in batch.items():
+            rows = array.shape[0] // self.total
+            shapes[name] = jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype)
+        return shapes
 
     def fits(self, rows: int) -> bool:
         """Returns True if every part has the same positive number of rows."""

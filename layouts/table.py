@@ -136,18 +136,7 @@ class LayoutTable:
         Returns:
             One dict per row: path, shape, dtype, rule, layout (a list per dim of axis names), bytes_per_device, bytes.
         """
-        return [
-            {
-                "path": row.path,
-                "shape": list(row.shape),
-                "dtype": str(row.dtype),
-                "rule": row.rule,
-                "layout": [list(row.layout.axes_of_dim(dim)) for dim in range(len(row.shape))],
-                "bytes_per_device": row.bytes_per_device,
-                "bytes": row.bytes_global,
-            }
-            for row in self.rows
-        ]
+        return [_row_to_json(row) for row in self.rows]
 
     def text(self, max_rows: int | None = None, max_width: int | None = None) -> str:
         """Formats the table for a terminal, one line for arrays that differ only in the numbers of their paths.
@@ -203,11 +192,24 @@ class LayoutTable:
         return jax.tree.unflatten(self.treedef, list(leaves))
 
 
+def _row_to_json(row: LayoutRow) -> dict[str, Any]:
+    return {
+        "path": row.path,
+        "shape": list(row.shape),
+        "dtype": str(row.dtype),
+        "rule": row.rule,
+        "layout": [list(row.layout.axes_of_dim(dim)) for dim in range(len(row.shape))],
+        "bytes_per_device": row.bytes_per_device,
+        "bytes": row.bytes_global,
+    }
+
+
 def stacks_of(rows: Iterable[LayoutRow]) -> list[list[LayoutRow]]:
     """Groups rows that differ only in the numbers of their paths (the layers of a list of blocks), in order."""
     stacks: dict[Any, list[LayoutRow]] = {}
     for row in rows:
-        stacks.setdefault((numberless(row.path), row.shape, row.dtype, row.rule, row.layout), []).append(row)
+        key = (numberless(row.path), row.shape, row.dtype, row.rule, row.layout)
+        stacks.setdefault(key, []).append(row)
     return list(stacks.values())
 
 
@@ -242,12 +244,18 @@ def _left_out(stacks: list[list[LayoutRow]], kept: list[list[LayoutRow]]) -> lis
     if len(kept) == len(stacks):
         return []
     smaller = sum(map(stack_bytes, stacks)) - sum(map(stack_bytes, kept))
+    omitted = len(stacks) - len(kept)
     return [
-        f"... {len(stacks) - len(kept):,} smaller lines of {len(stacks):,} are omitted: {format_bytes(smaller)} per "
-        "device; table.text() has all"
+        f"... {omitted:,} smaller lines of {len(stacks):,} are omitted: {format_bytes(smaller)} per device; "
+        "table.text() has all"
     ]
 
 
 def _aligned(lines: list[tuple[str, ...]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join([*map(str.ljust, cells[:-1], widths), cells[-1].rjust(widths[-1])]) for cells in lines]
+    aligned = []
+    for cells in lines:
+        first_cells = map(str.ljust, cells[:-1], widths)
+        last_cell = cells[-1].rjust(widths[-1])
+        aligned.append("  ".join([*first_cells, last_cell]))
+    return aligned

@@ -32,11 +32,12 @@ class TensorLayout:
         Raises:
             UserError: An entry is invalid, or the mesh does not have an axis.
         """
-        if isinstance(axes, str) or not isinstance(axes, Iterable):
-            wish = f"({axes!r},)" if isinstance(axes, str) else "()"
+        if isinstance(axes, str):
             raise UserError(
-                f"TensorLayout({axes!r}): axes must have one entry for each dim. Write TensorLayout({wish})."
+                f"TensorLayout({axes!r}): axes must have one entry for each dim. Write TensorLayout(({axes!r},))."
             )
+        if not isinstance(axes, Iterable):
+            raise UserError(f"TensorLayout({axes!r}): axes must have one entry for each dim. Write TensorLayout(()).")
         self._axes = tuple(_entry(entry, axes) for entry in axes)
         self._device_mesh = None
         if device_mesh is not None:
@@ -60,7 +61,7 @@ class TensorLayout:
                 f"{device_mesh!r}. Make another TensorLayout({self._axes}) for the other mesh."
             )
         valid = tuple(device_mesh.axis_names)
-        unknown = [name for entry in self._axes for name in names_of(entry) if name not in valid]
+        unknown = [name for name in self._names if name not in valid]
         if unknown:
             raise UserError(
                 f"Invalid axis names for Layout. Valid axis names: {valid}, Got {self._axes}. "
@@ -92,10 +93,10 @@ class TensorLayout:
                 "Keep it in one place."
             )
         self.mesh  # noqa: B018  # raises if it is not set
-        entries = [self.axes_of_dim(dim) for dim in range(len(self._axes))]
-        while entries and not entries[-1]:
+        entries = [make_entry(self.axes_of_dim(dim)) for dim in range(len(self._axes))]
+        while entries and entries[-1] is None:
             entries.pop()
-        return PartitionSpec(*(names[0] if len(names) == 1 else names or None for names in entries))
+        return PartitionSpec(*entries)
 
     @cached_property
     def backend_layout(self) -> NamedSharding:
@@ -105,19 +106,34 @@ class TensorLayout:
     @property
     def used_axes(self) -> tuple[str, ...]:
         """The axes of size over 1 that split some dim, in the order of the dims."""
-        return tuple(name for dim in range(len(self._axes)) for name in self.axes_of_dim(dim))
+        names: list[str] = []
+        for dim in range(len(self._axes)):
+            names.extend(self.axes_of_dim(dim))
+        return tuple(names)
 
     @property
     def repeated_axes(self) -> tuple[str, ...]:
         """The axes named more than once; () in a valid layout."""
-        names = [name for entry in self._axes for name in names_of(entry)]
+        names = self._names
         return tuple(name for name in dict.fromkeys(names) if names.count(name) > 1)
+
+    @property
+    def _names(self) -> list[str]:
+        """The axes of all entries, in order, whatever their sizes."""
+        names: list[str] = []
+        for entry in self._axes:
+            names.extend(names_of(entry))
+        return names
 
     def axes_of_dim(self, dim: int) -> tuple[str, ...]:
         """Returns the axes of size over 1 that split a dim, slowest first; without a mesh, all axes."""
-        names = names_of(self._axes[dim]) if dim < len(self._axes) else ()
+        if dim >= len(self._axes):
+            return ()
+        names = names_of(self._axes[dim])
         mesh = self._device_mesh
-        return names if mesh is None else tuple(name for name in names if mesh.axis_size(name) > 1)
+        if mesh is None:
+            return names
+        return tuple(name for name in names if mesh.axis_size(name) > 1)
 
     def parts_of_dim(self, dim: int) -> int:
         """Returns the number of parts that a dim is split into."""
@@ -134,7 +150,8 @@ class TensorLayout:
                 f"Layout {self} has {counted(len(self._axes), 'entry', 'entries')}, but the array of shape "
                 f"{tuple(shape)} has {counted(len(shape), 'dim')}. Give one entry per dim."
             )
-        problems = [problem for dim, size in enumerate(shape) if (problem := self.indivisible(dim, size))]
+        reasons = [self.indivisible(dim, size) for dim, size in enumerate(shape)]
+        problems = [reason for reason in reasons if reason is not None]
         if problems:
             raise UserError(f"Layout {self} cannot split shape {tuple(shape)}: {'; '.join(problems)}.")
         return tuple(size // self.parts_of_dim(dim) for dim, size in enumerate(shape))
@@ -147,14 +164,17 @@ class TensorLayout:
         names = self.axes_of_dim(dim)
         sizes = " x ".join(str(self.mesh.axis_size(name)) for name in names)
         product = f"{sizes} = {parts}" if len(names) > 1 else sizes
-        below, above = size // parts * parts, (size // parts + 1) * parts
+        below = size // parts * parts
+        above = below + parts
         nearest = f"{below} or {above}" if below else above
         fits = [number for number in divisors(self.mesh.size) if size % number == 0]  # only these are possible
-        fewer, more = [n for n in fits if n < parts][-1:], [n for n in fits if n > parts][:1]
+        fewer = [number for number in fits if number < parts]
+        more = [number for number in fits if number > parts]
+        possible = [*fewer[-1:], *more[:1]]
         return (
             f"dim {dim} of size {size} does not divide over {_text(names)} (size {product}): "
             f"{size} % {parts} = {size % parts}; nearest dim sizes that work: {nearest}; "
-            f"numbers of parts that work: {' or '.join(map(str, fewer + more))}"
+            f"numbers of parts that work: {' or '.join(map(str, possible))}"
         )
 
     def __eq__(self, other: object) -> bool:
@@ -170,7 +190,9 @@ class TensorLayout:
 
     def __str__(self) -> str:
         entries = [_text(names_of(entry)) for entry in self._axes]
-        return f"({', '.join(entries)}{',' if len(entries) == 1 else ''})"
+        if len(entries) == 1:
+            return f"({entries[0]},)"
+        return f"({', '.join(entries)})"
 
 
 def split_further(
@@ -191,7 +213,10 @@ def split_further(
         The new layout and the dim, or None if the axis divides no dim.
     """
     size = mesh.axis_size(axis)
-    for dim in sorted(range(first, len(shape)), key=lambda dim: layout.parts_of_dim(dim) > 1):
+    dims = range(first, len(shape))
+    whole_dims = [dim for dim in dims if layout.parts_of_dim(dim) == 1]
+    split_dims = [dim for dim in dims if layout.parts_of_dim(dim) > 1]
+    for dim in whole_dims + split_dims:
         if shape[dim] % (layout.parts_of_dim(dim) * size) == 0:
             return add_axis(layout, dim, axis, mesh), dim
     return None
@@ -199,15 +224,18 @@ def split_further(
 
 def add_axis(layout: TensorLayout, dim: int, axis: str, mesh: DeviceMesh) -> TensorLayout:
     """Splits one dim by one more axis, inside its existing shards."""
-    names = (*layout.axes_of_dim(dim), axis)
-    entries = [make_entry(names) if each == dim else entry for each, entry in enumerate(layout.axes)]
+    entries = list(layout.axes)
+    entries[dim] = make_entry((*layout.axes_of_dim(dim), axis))
     return TensorLayout(entries, mesh)
 
 
 def without_axes(layout: TensorLayout, axes: Collection[str]) -> TensorLayout:
     """Returns the layout without some axes: what they split is whole."""
-    kept = [[axis for axis in layout.axes_of_dim(dim) if axis not in axes] for dim in range(len(layout.axes))]
-    return TensorLayout(kept, layout.device_mesh)
+    entries: list[AxisEntry] = []
+    for dim in range(len(layout.axes)):
+        kept = [axis for axis in layout.axes_of_dim(dim) if axis not in axes]
+        entries.append(make_entry(kept))
+    return TensorLayout(entries, layout.device_mesh)
 
 
 def _entry(entry: str | Sequence[str] | None, axes: Sequence) -> AxisEntry:
@@ -223,15 +251,25 @@ def _entry(entry: str | Sequence[str] | None, axes: Sequence) -> AxisEntry:
 
 def make_entry(names: Sequence[str]) -> AxisEntry:
     """Returns the entry of a dim that these axes split."""
-    return tuple(names) if len(names) > 1 else (names[0] if names else None)
+    if not names:
+        return None
+    if len(names) == 1:
+        return names[0]
+    return tuple(names)
 
 
 def names_of(entry: str | Sequence[str] | None) -> tuple[str, ...]:
     """Returns the axes of an entry."""
-    return (entry,) if isinstance(entry, str) else tuple(entry or ())
+    if entry is None:
+        return ()
+    if isinstance(entry, str):
+        return (entry,)
+    return tuple(entry)
 
 
 def _text(names: tuple[str, ...]) -> str:
+    if not names:
+        return "None"
     if len(names) == 1:
         return names[0]
-    return f"({', '.join(names)})" if names else "None"
+    return f"({', '.join(names)})"

@@ -13,7 +13,7 @@ from ..parallel.model.user_code import import_named
 from ..parallel.model.user_options import takes_option, with_options
 from .adapters.libraries import library_of, library_of_class, made_with, makes_modules
 from .adapters.library_model import OF_OUTPUTS, adapt_configured
-from .hugging_face.weights_reader import HuggingFaceConfig, hugging_face, load_params, transformer_config
+from .hugging_face.weights_reader import HuggingFaceConfig, configured_transformer, hugging_face, load_params
 from .lora import LoRA, lora_config
 from .mlp import MLPConfig, mlp
 from .moe import MoEConfig, moe
@@ -103,10 +103,10 @@ def initial_params(
     config, adapters = HuggingFaceConfig(**_options(spec, search_path)), lora_config(spec)
     if not config.weights:
         return None
+    params = load_params(Path(config.folder), configured_transformer(config))
     if adapters is None:
-        return load_params(Path(config.folder), model)
-    base = hugging_face(config)
-    return LoRA(base, adapters).start(load_params(Path(config.folder), base), make_key(seed))
+        return params
+    return LoRA(hugging_face(config), adapters).start(params, make_key(seed))
 
 
 def without_adapters(
@@ -141,7 +141,8 @@ def transformer_of(
     """
     name, options = spec.get("name", "transformer"), _options(spec, search_path)
     if name == "hugging_face":
-        return transformer_config(Path(options["folder"]), length=facts.get("length", 0)), options["folder"]
+        config = HuggingFaceConfig(**{**options, "length": facts.get("length", 0)})
+        return configured_transformer(config), config.folder
     if name != "transformer":
         raise UserError(f"model.name={name!r} is not of a Hugging Face family; use a transformer.")
     sizes = {fact: options.get(fact) or facts.get(fact, 0) for fact in ("vocabulary", "length")}

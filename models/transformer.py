@@ -197,7 +197,7 @@ class Transformer(SplitTransformer):
             query_BLhK = layers.head_norm(query_BLhK, params["query_norm"], config.norm_epsilon)
             key_BLgK = layers.head_norm(key_BLgK, params["key_norm"], config.norm_epsilon)
         if config.positions == "rotary":
-            position, slowing = self._rotary_positions(x), _slowing(config)
+            position, slowing = self._rotary_positions(x), slowing_of(config)
             query_BLhK, key_BLgK = (
                 rotate(each, config.rope_base, position, slowing) for each in (query_BLhK, key_BLgK)
             )
@@ -307,7 +307,8 @@ def _init_biases(matrices: Params, names: Sequence[str]) -> Params:
     return {f"{name}_bias": jnp.zeros((matrices[name].shape[-1],), jnp.float32) for name in names}
 
 
-def _slowing(config: TransformerConfig) -> Slowing | None:
+def slowing_of(config: TransformerConfig) -> Slowing | None:
+    """Returns the slowing of a transformer's rotary frequencies; None if it has none."""
     if config.rope_factor == 1:
         return None
     return Slowing(config.rope_factor, config.rope_trained_length, config.rope_slow_turns, config.rope_fast_turns)

@@ -49,7 +49,8 @@ class TransformerConfig:
     positions: Literal["rotary", "learned"] = "rotary"
     """The encoding of positions: `rotary` rotates query and key, `learned` adds a row of a table to the embedding."""
     max_length: Count = 0
-    """Rows of the table of learned positions; 0 = `length`."""
+    """Rows of the table of learned positions; with rotary positions, only the longest row that config.json of Hugging
+    Face states; 0 = `length`."""
     rope_base: Annotated[float, Gt(1)] = 10000.0
     """Base of the rotary frequencies."""
     rope_factor: Annotated[float, Ge(1)] = 1.0

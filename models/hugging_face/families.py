@@ -9,13 +9,13 @@ Sources: the public checkpoints' own config.json and tensor names; Touvron et al
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...mesh.errors import UserError
+from ...mesh.errors import UserError, raise_problems
 from ..moe import MoEConfig
 from ..transformer_config import TransformerConfig
-from .config_json import GPT2Json, LlamaJson, ModelJson, with_sizes
+from .config_json import NAME, GPT2Json, LlamaJson, ModelJson, Qwen2Json, with_sizes
 
 
 class Stored(NamedTuple):
@@ -56,12 +56,26 @@ class Family(NamedTuple):
     fixed: Mapping[str, tuple[Any, ...]]
     stored: Mapping[str, Stored]
 
-    def transformer(self, content: Mapping[str, Any], *, length: int = 0, **options: Any) -> TransformerConfig:
-        """Returns the transformer of a config.json; arguments are those of `load`."""
+    def transformer(
+        self, content: Mapping[str, Any], *, length: int = 0, ignore_keys: Sequence[str] = (), **options: Any
+    ) -> TransformerConfig:
+        """Returns the transformer of a config.json; arguments are those of `load`.
+
+        Raises:
+            UserError: See `ModelJson.parse`; or an option is one that models of this family do not have.
+        """
+        stated = self.fields.parse(content, ignore_keys).options()
+        unsupported = [
+            f"{NAME}: {name}={stated[name]} is not supported for model_type={self.model_type!r}, which always has "
+            f"{name}={values[0]}."
+            for name, values in self.fixed.items()
+            if name in stated and stated[name] not in values
+        ]
+        raise_problems(unsupported)
         only = {name: values[0] for name, values in self.fixed.items() if len(values) == 1}
-        given = {**self.defaults, **self.fields.parse(content).options(), **only, **options}
-        longest = given.get("length") or given.get("max_length", 0)
-        return with_sizes(TransformerConfig(**{**given, "length": length or longest}))
+        merged = {**self.defaults, **stated, **only, **options}
+        longest = merged.get("max_length", 0)
+        return with_sizes(TransformerConfig(**{**merged, "length": length or longest}))
 
 
 def _llama_names() -> dict[str, Stored]:
@@ -107,7 +121,8 @@ def _gpt2_names() -> dict[str, Stored]:
 def _as_llama(model_type: str, defaults: Mapping[str, Any] = {}, **fixed: Any) -> Family:
     defaults = {"norm_epsilon": 1e-6, **defaults}
     fixed = {"norm": ("rms",), "positions": ("rotary",), "mlp": ("swiglu",), "head_norm": (False,), **fixed}
-    return Family(model_type, f"{model_type.capitalize()}ForCausalLM", LlamaJson, defaults, fixed, _llama_names())
+    fields = Qwen2Json if model_type == "qwen2" else LlamaJson
+    return Family(model_type, f"{model_type.capitalize()}ForCausalLM", fields, defaults, fixed, _llama_names())
 
 
 BIASES = ("none", "all")
@@ -126,9 +141,6 @@ FAMILIES = {
     "gpt2": Family("gpt2", "GPT2LMHeadModel", GPT2Json, {"tied": True}, GPT2, _gpt2_names()),
 }
 """model_type -> the family."""
-
-NO_WEIGHTS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)$")
-"""Arrays of old files that follow from the sizes: frequencies, and GPT-2's causal mask."""
 
 
 def family_of(config: TransformerConfig) -> Family:

@@ -1,22 +1,23 @@
 """Hugging Face directories as a transformer and its parameters, which are read from the files on demand."""
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from annotated_types import Ge, Lt
 
-from ...layouts.paths import leaves_with_paths, map_with_path
+from ...layouts.paths import map_with_path
 from ...mesh.errors import UserError, did_you_mean, raise_problems
 from ...parallel.model import BlockModel, Params
 from ..transformer import transformer
 from ..transformer_config import Count, Positive, TransformerConfig
 from .config_json import NAME, read_config, read_object
-from .families import FAMILIES, NO_WEIGHTS, Family, Stored, without_prefix
+from .families import FAMILIES, Family, Stored, without_prefix
+from .redundant_arrays import redundancy_problem
 from .safetensors import open_arrays
 
 
@@ -78,6 +79,7 @@ class Stacked:
 
 ONE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
 MAX_LISTED = 10
 """Arrays listed in one message."""
 
@@ -96,13 +98,14 @@ class Loaded(NamedTuple):
     params: Params
 
 
-def load(folder: str | Path, *, length: int = 0, **options: Any) -> Loaded:
+def load(folder: str | Path, *, length: int = 0, ignore_keys: Sequence[str] = (), **options: Any) -> Loaded:
     """Opens a directory; reads its config and the headers of its files, but not the weights.
 
     Args:
         folder: A directory with config.json, and model.safetensors or model.safetensors.index.json and the files it
             names.
         length: Positions in a row, for counting operations; 0 = the maximum of the model.
+        ignore_keys: Keys of config.json to ignore, because they do not change the logits.
         **options: Options of the transformer that are not in the files: `dropout`, `scan_unroll`.
 
     Returns:
@@ -110,18 +113,18 @@ def load(folder: str | Path, *, length: int = 0, **options: Any) -> Loaded:
         same files and reads parts on demand.
 
     Raises:
-        UserError: The directory or a file cannot be read, is not of a supported family, or has unsupported options; an
-            array is missing, unknown, or has another shape.
+        UserError: The directory or a file cannot be read, is not of a supported family, or has unsupported, unknown or
+            contradictory options; an array is missing, unknown, has another shape or no float dtype, or contradicts
+            what the transformer computes instead of reading it.
     """
     folder = Path(folder)
-    config = transformer_config(folder, length=length, **options)
-    model = transformer(config)
-    return Loaded(config, model, load_params(folder, model))
+    config = transformer_config(folder, length=length, ignore_keys=ignore_keys, **options)
+    return Loaded(config, transformer(config), load_params(folder, config))
 
 
-def transformer_config(folder: Path, *, length: int = 0, **options: Any) -> TransformerConfig:
+def transformer_config(folder: Path, **options: Any) -> TransformerConfig:
     """Returns the transformer of a directory's config.json; arguments and errors are those of `load`."""
-    return family_in(folder).transformer(read_config(folder), length=length, **options)
+    return family_in(folder).transformer(read_config(folder), **options)
 
 
 def family_in(folder: Path) -> Family:
@@ -138,14 +141,21 @@ def family_in(folder: Path) -> Family:
     return FAMILIES[kind]
 
 
-def load_params(folder: Path, model: BlockModel) -> Params:
+def load_params(folder: Path, config: TransformerConfig) -> Params:
     """Returns the parameters of a directory's transformer, see `Loaded.params`.
 
+    Args:
+        folder: The directory.
+        config: The transformer of its config.json.
+
     Raises:
-        UserError: An array is missing, unknown, or has another shape; all at once.
+        UserError: An array is missing, unknown, has another shape or no float dtype, or contradicts what the
+            transformer computes instead of reading it; all at once. Or the directory has an adapter.
     """
-    family, arrays = family_in(folder), _arrays_in(folder)
-    abstract = jax.eval_shape(model.init, jax.random.key(0))
+    _check_no_adapter(folder)
+    family = family_in(folder)
+    arrays = _arrays_in(folder)
+    abstract = jax.eval_shape(transformer(config).init, jax.random.key(0))
     used: set[str] = set()
     problems: list[str] = []
 
@@ -157,9 +167,13 @@ def load_params(folder: Path, model: BlockModel) -> Params:
             problems.append(f"{stored.name.format(block)} is missing.")
             return None
         used.add(name)
-        array, wanted = arrays[name], stored.shape(shape)
-        if array.shape != wanted:
-            problems.append(f"{name} is {list(array.shape)}; {NAME} requires {list(wanted)}.")
+        array = arrays[name]
+        expected = stored.shape(shape)
+        if array.shape != expected:
+            problems.append(f"{name} is {list(array.shape)}; {NAME} requires {list(expected)}.")
+            return None
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            problems.append(f"{name} has the dtype {array.dtype}; weights must have a float dtype.")
             return None
         which, columns = stored.part[0], shape[-1]
         return (array.T if stored.transposed else array)[..., which * columns : (which + 1) * columns]
@@ -173,36 +187,62 @@ def load_params(folder: Path, model: BlockModel) -> Params:
         return Stacked(blocks) if len(blocks) == len(found) else None
 
     params = map_with_path(parameter, abstract)
-    tied = "head/logits" not in dict(leaves_with_paths(abstract))
-    allowed = {*used, *(["lm_head.weight"] if tied else [])}  # a tied head may be stored beside its table
-    problems += [
-        f"{name} is not an array of a {family.model_type} of these sizes."
-        for name in arrays
-        if name not in allowed and not NO_WEIGHTS.search(name)
-    ]
+    for name, array in arrays.items():
+        if name in used:
+            continue
+        problem = redundancy_problem(name, array, family.model_type, config, params["embed"]["tokens"])
+        if problem:
+            problems.append(problem)
     raise_problems(problems, f"{folder} does not match its {NAME}:", MAX_LISTED)
     return params
 
 
+def _check_no_adapter(folder: Path) -> None:
+    """Raises a UserError if the directory has an adapter, which `transformers` adds to the weights."""
+    if (folder / ADAPTER).exists():
+        raise UserError(
+            f"{folder} has an adapter ({ADAPTER}), which would be left out. Merge it into the weights first: "
+            "`model.merge_and_unload().save_pretrained(...)` of peft."
+        )
+
+
 def _arrays_in(folder: Path) -> dict[str, np.ndarray]:
-    """Returns all arrays of a directory's files, mapped into memory."""
-    if (folder / ONE_FILE).is_file():
+    """Returns all arrays of a directory's files, mapped into memory.
+
+    Raises:
+        UserError: The files are missing, cannot be read, or contain other arrays than the index names.
+    """
+    has_index = (folder / INDEX).is_file()
+    if not has_index and (folder / ONE_FILE).is_file():
         return open_arrays(folder / ONE_FILE)
-    if not (folder / INDEX).is_file():
+    if not has_index:
         has_pickles = any(folder.glob("pytorch_model*.bin*"))
         other = " (pytorch_model.bin does: save it again with save_pretrained)" if has_pickles else ""
         raise UserError(f"{folder}: neither {ONE_FILE} nor {INDEX} exists{other}.")
     index = read_object(folder / INDEX).get("weight_map", {})
     if not isinstance(index, dict) or any(Path(str(file)).name != file for file in index.values()):
         raise UserError(f"{folder / INDEX}: weight_map must map names of arrays to names of files.")
-    missing = sorted({file for file in index.values() if not (folder / file).is_file()})
+    files = sorted(set(index.values()))
+    missing = [file for file in files if not (folder / file).is_file()]
     if missing:
         raise UserError(f"{folder}: {INDEX} names missing files: {', '.join(missing)}.")
-    opened = functools.cache(lambda file: open_arrays(folder / file))
-    wrong = [name for name, file in index.items() if name not in opened(file)]
-    if wrong:
-        raise UserError(f"{folder}: {INDEX} maps {wrong[0]} to {index[wrong[0]]}, which does not contain it.")
-    return {name: opened(file)[name] for name, file in index.items()}
+    if ONE_FILE not in files and (folder / ONE_FILE).is_file():
+        raise UserError(
+            f"{folder} contains both {ONE_FILE} and {INDEX}, which names other files. Remove those that are not the "
+            "model's."
+        )
+    opened = {file: open_arrays(folder / file) for file in files}
+    for name, file in index.items():
+        if name not in opened[file]:
+            raise UserError(f"{folder}: {INDEX} maps {name} to {file}, which does not contain it.")
+    for file, arrays in opened.items():
+        for name in arrays:
+            if index.get(name) != file:
+                raise UserError(
+                    f"{folder}: {file} contains {name}, which {INDEX} does not map to it. Correct the index, or remove "
+                    "the array."
+                )
+    return {name: opened[file][name] for name, file in index.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +261,19 @@ class HuggingFaceConfig:
     """Fraction of the values dropped after the embedding and after each half of a block; 0 <= dropout < 1."""
     scan_unroll: Positive = 1
     """Blocks in one iteration of the loop over blocks, as in the transformer."""
+    ignore_keys: tuple[str, ...] = ()
+    """Keys of config.json that the transformer does not know, and that do not change the logits."""
+
+
+def configured_transformer(config: HuggingFaceConfig) -> TransformerConfig:
+    """Returns the transformer of the directory of a config; errors are those of `transformer_config`."""
+    return transformer_config(
+        Path(config.folder),
+        length=config.length,
+        ignore_keys=config.ignore_keys,
+        dropout=config.dropout,
+        scan_unroll=config.scan_unroll,
+    )
 
 
 def hugging_face(config: HuggingFaceConfig) -> BlockModel:
@@ -234,15 +287,12 @@ def hugging_face(config: HuggingFaceConfig) -> BlockModel:
     """
     if not config.folder:
         raise UserError("model.folder is missing. Give a directory with config.json and .safetensors files.")
-    sizes = transformer_config(
-        Path(config.folder), length=config.length, dropout=config.dropout, scan_unroll=config.scan_unroll
-    )
+    sizes = configured_transformer(config)
     if config.vocabulary > sizes.vocabulary:
         raise UserError(
             f"The data has {config.vocabulary} tokens, but model.folder={config.folder} {sizes.vocabulary}. Tokenize "
             "the data with the model's own tokenizer."
         )
-    model = transformer(sizes)
     if config.weights:
-        load_params(Path(config.folder), model)
-    return model
+        load_params(Path(config.folder), sizes)
+    return transformer(sizes)

@@ -19,10 +19,19 @@ from ..transformer import transformer
 from ..transformer_config import TransformerConfig
 from .config_json import NAME, read_config
 from .families import Stored, family_of
+from .keys_without_effect import DTYPE, has_no_effect
 from .safetensors import write_arrays
 from .weights_reader import INDEX, ONE_FILE
 
-BESIDE = ("tokenizer*", "special_tokens_map.json", "vocab.json", "merges.txt", "generation_config.json")
+BESIDE = (
+    "added_tokens.json",
+    "chat_template*",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer*",
+    "vocab.json",
+)
 """Files that are copied from `like`."""
 
 
@@ -47,7 +56,8 @@ def save(
             this process.
         dtype: The dtype of the files; None for that of each parameter.
         max_file_bytes: The maximum size of a file; more files have an index.
-        like: A directory to copy other fields of config.json (such as special tokens) and tokenizer files from.
+        like: A directory to copy tokenizer files from, and those keys of config.json that do not change the logits,
+            such as special tokens.
 
     Raises:
         UserError: The options do not match a family; the directory exists; the parameters do not match the model, are
@@ -141,8 +151,10 @@ def _assemble(pieces: list[_Piece], dtype: Any) -> np.ndarray:
 
 
 def _write_config(folder: Path, content: dict[str, Any], like: Path | None) -> None:
+    """Writes config.json, with the keys of `like` that cannot contradict the content; and copies its other files."""
     if like is not None:
-        content = {**read_config(like), **content}
+        copied = {key: value for key, value in read_config(like).items() if has_no_effect(key) and key not in DTYPE}
+        content = {**copied, **content}
         for pattern in BESIDE:
             for file in like.glob(pattern):
                 shutil.copyfile(file, folder / file.name)

@@ -33,6 +33,7 @@ LLAMA3 = {
 BIASED = {**LLAMA, "attention_bias": True, "mlp_bias": True, "rope_scaling": {"type": "linear", "factor": 2.0}}
 QWEN2 = {**LLAMA, "model_type": "qwen2", "tie_word_embeddings": True, "rms_norm_eps": 1e-6}
 QWEN3 = {**LLAMA, "model_type": "qwen3", "head_dim": 6, "rope_parameters": {"rope_type": "default", "rope_theta": 90.0}}
+del QWEN3["rope_theta"]
 GPT2 = {
     "model_type": "gpt2",
     "vocab_size": 37,
@@ -173,7 +174,7 @@ def turned(config, x):
 
 def frequency(config, part):
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    plain = rope.get("rope_theta", config["rope_theta"]) ** -part
+    plain = rope.get("rope_theta", config.get("rope_theta")) ** -part
     kind = rope.get("rope_type", rope.get("type"))
     if kind == "linear":
         return plain / rope["factor"]

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec
 from spmdkit.mesh.device_mesh import DeviceMesh
 from spmdkit.mesh.errors import UserError
-from spmdkit.models.catalog import initial_params, load_model
+from spmdkit.models.catalog import initial_params, load_model, transformer_of
 from spmdkit.models.hugging_face import load
 from spmdkit.models.hugging_face.families import FAMILIES
 from spmdkit.models.hugging_face.weights_reader import Stacked
@@ -58,10 +58,24 @@ def test_a_missing_epsilon_is_that_of_transformers(config, key, epsilon):
     assert family.transformer({name: value for name, value in config.items() if name != key}).norm_epsilon == epsilon
 
 
-@pytest.mark.parametrize("rope", [{}, {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}])
-def test_base_of_rotary_positions_has_two_places(rope):
-    config = {**plain.LLAMA, **rope, "rope_theta": None if rope else 500.0}
-    assert FAMILIES["llama"].transformer(config).rope_base == 500
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"rope_theta": 500.0},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+        {"rope_scaling": {"rope_theta": 500.0}, "rope_parameters": {}},
+        {"rope_theta": 500.0, "rope_parameters": {"rope_theta": 500.0}, "rope_scaling": {"type": "default"}},
+    ],
+)
+def test_base_of_rotary_positions_has_several_places(place):
+    config = {key: value for key, value in plain.LLAMA.items() if key != "rope_theta"}
+    assert FAMILIES["llama"].transformer({**config, **place}).rope_base == 500
+
+
+def test_rotary_positions_in_both_places_may_be_equal():
+    rope = plain.LLAMA3["rope_scaling"]
+    both = {**plain.LLAMA3, "rope_parameters": {**rope, "type": "llama3", "rope_theta": 500.0}}
+    assert FAMILIES["llama"].transformer(both) == FAMILIES["llama"].transformer(plain.LLAMA3)
 
 
 def test_nothing_is_read_before_it_is_asked_for(folder):
@@ -95,9 +109,116 @@ def test_a_step_starts_from_the_weights(folder, strategy):
 def test_old_names_and_arrays_that_are_no_weights(folder):
     """A GPT-2 without its head has no prefix; its causal mask and a tied head may be stored too."""
     arrays = {name.removeprefix("transformer."): array for name, array in plain.draw(plain.GPT2).items()}
-    arrays |= {"h.0.attn.bias": np.ones((1, 1, 32, 32), np.float32), "lm_head.weight": arrays["wte.weight"]}
+    mask = np.tri(32, dtype=np.float32)[None, None]
+    arrays |= {"h.0.attn.bias": mask, "h.0.attn.masked_bias": np.float32(-1e4), "lm_head.weight": arrays["wte.weight"]}
     plain.write(folder, plain.GPT2, arrays)
     np.testing.assert_array_equal(load(folder).params["embed"]["positions"], arrays["wpe.weight"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_stored_rotary_frequencies_may_be_those_of_the_config(folder, dtype):
+    frequencies = (500.0 ** -(np.arange(6) / 6)).astype(dtype)
+    arrays = {**plain.draw(plain.LLAMA3), "model.layers.1.self_attn.rotary_emb.inv_freq": frequencies}
+    plain.write(folder, plain.LLAMA3, arrays)
+    assert load(folder).config.rope_base == 500
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "array", "message"),
+    [
+        (
+            plain.QWEN2,
+            "lm_head.weight",
+            np.ones((37, 16)),
+            "lm_head.weight differs from the embedding table, but tie_wo",
+        ),
+        (plain.QWEN2, "lm_head.weight", np.ones((36, 16)), "lm_head.weight differs from the embedding table"),
+        (plain.GPT2, "lm_head.weight", np.ones((37, 16)), r"tie_word_embeddings \(or its default\) is true"),
+        (plain.GPT2, "transformer.h.2.attn.bias", np.ones((1, 1, 32, 32)), "h.2.attn.bias is not a causal mask"),
+        (plain.GPT2, "transformer.h.2.attn.masked_bias", np.ones(()), r"masked_bias is 1.0, but masked positions"),
+        (
+            plain.LLAMA,
+            "model.layers.0.self_attn.rotary_emb.inv_freq",
+            np.ones(2),
+            "inv_freq differs from the rotary freq",
+        ),
+        (plain.LLAMA, "transformer.h.2.attn.bias", np.tri(32), "h.2.attn.bias is not an array of a llama"),
+        (plain.LLAMA, "norm.weight", np.ones(16), "norm.weight is not an array of a llama"),
+    ],
+)
+def test_rejects_arrays_that_contradict_the_transformer(folder, config, name, array, message):
+    """Each would be left out, and the logits would be others than those of the program that wrote it."""
+    plain.write(folder, config, {**plain.draw(config), name: array.astype(np.float32)})
+    with pytest.raises(UserError, match=message):
+        load(folder)
+
+
+def test_compares_a_tied_head_row_by_row(folder):
+    arrays = plain.draw(plain.QWEN2)
+    head = arrays["model.embed_tokens.weight"].copy()
+    head[36, 15] += 1
+    plain.write(folder, plain.QWEN2, {**arrays, "lm_head.weight": head})
+    with pytest.raises(UserError, match="differs from the embedding table"):
+        load(folder)
+
+
+def test_rejects_weights_that_are_integers(folder):
+    arrays = plain.draw(plain.LLAMA)
+    arrays["model.norm.weight"] = np.ones(16, np.int64)
+    plain.write(folder, plain.LLAMA, arrays)
+    with pytest.raises(UserError, match=r"model.norm.weight has the dtype int64; weights must have a float dtype"):
+        load(folder)
+
+
+def test_rejects_an_adapter_beside_the_weights(folder):
+    plain.write(folder, plain.LLAMA, plain.draw(plain.LLAMA))
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"has an adapter \(adapter_config.json\).*Merge it"):
+        load(folder)
+
+
+def test_unknown_keys_without_effect_can_be_ignored(folder):
+    plain.write(folder, {**plain.LLAMA, "recipe": "v2"}, plain.draw(plain.LLAMA))
+    with pytest.raises(
+        UserError, match=r"recipe is unknown and may change the logits, got 'v2'.*name it in ignore_keys"
+    ):
+        load(folder)
+    assert load(folder, ignore_keys=["recipe"]).config == FAMILIES["llama"].transformer(plain.LLAMA)
+    with pytest.raises(UserError, match=r"ignore_keys names 'recipes', which config.json does not have"):
+        load(folder, ignore_keys=["recipe", "recipes"])
+
+
+def test_keys_without_effect_may_have_any_value():
+    """The keys of Qwen2.5, SmolLM2 and GPT-2 beside those that the transformer reads, and null."""
+    described = {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_dropout": 0.1,
+        "bos_token_id": 1,
+        "eos_token_id": [2, 3],
+        "initializer_range": 0.04,
+        "is_llama_config": True,
+        "max_window_layers": 21,
+        "new_key": None,
+        "pretraining_tp": 2,
+        "rope_interleaved": False,
+        "rope_scaling": None,
+        "sliding_window": 131072,
+        "torch_dtype": "bfloat16",
+        "transformers.js_config": {"dtype": "q4"},
+        "transformers_version": "4.43.1",
+        "use_cache": True,
+        "use_mrope": False,
+        "use_sliding_window": False,
+    }
+    assert FAMILIES["llama"].transformer({**plain.LLAMA, **described}) == FAMILIES["llama"].transformer(plain.LLAMA)
+    of_gpt2 = {
+        "n_ctx": 1024,
+        "summary_type": "cls_index",
+        "embd_pdrop": 0.1,
+        "task_specific_params": {},
+        "max_length": 5,
+    }
+    assert FAMILIES["gpt2"].transformer({**plain.GPT2, **of_gpt2}) == FAMILIES["gpt2"].transformer(plain.GPT2)
 
 
 def test_reports_all_mismatches_at_once(folder):
@@ -138,6 +259,41 @@ def test_reports_all_mismatches_at_once(folder):
         ({"rope_scaling": {"type": "linear"}}, "rotary positions of type 'linear' need factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "original_max_position_embeddings, got"),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "rope_scaling.factor: Input should be"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"type": "linear", "factor": 4.0}},
+            r"rope_scaling=\{.*'factor': 2.0\} contradicts rope_parameters=\{.*'factor': 4.0\}",
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_theta": 500.0}},
+            "rope_scaling=.* contradicts rope_parameters=.* programs differ",
+        ),
+        ({"rope_parameters": {"rope_theta": 9.0}}, r"rope_theta=500.0 contradicts rope_parameters.rope_theta=9.0"),
+        ({"rope_parameters": {"rope_theta": None}}, r"rope_parameters.rope_theta must not be null"),
+        (
+            {"rope_scaling": {"type": "linear", "rope_type": "default"}},
+            "rope_scaling.rope_type='default' contradicts rope_scaling.type='linear'",
+        ),
+        (
+            {"rope_scaling": {"factor": 2.0}},
+            "rope_scaling.factor=2.0 is not used by rotary positions of type 'default'",
+        ),
+        ({"rope_scaling": {"partial_rotary_factor": 0.5}}, "rope_scaling.partial_rotary_factor: .* got 0.5"),
+        ({"rope_scaling": {"attention_factor": 0.5}}, "rope_scaling.attention_factor is not supported, got 0.5"),
+        ({"rope_parameters": {"full_attention": {}}}, "rope_parameters.full_attention is not supported"),
+        ({"original_max_position_embeddings": 16}, "original_max_position_embeddings=16 is only used by"),
+        (
+            {**plain.LLAMA3, "original_max_position_embeddings": 16},
+            "embeddings=16 contradicts rope_scaling.original_max_position_embeddings=32",
+        ),
+        ({"rope_thetta": 3.0}, "rope_thetta is unknown and may change the logits, got 3.0. Did you mean rope_theta"),
+        ({"is_causal": False}, "is_causal: Input should be True, got False"),
+        ({"per_layer_config": {"1": {}}}, "per_layer_config: Input should be None"),
+        ({"pruned_heads": {"0": [1]}}, "pruned_heads: .* at most 0 items"),
+        ({"auto_map": {}}, "auto_map is unknown"),
+        *[({key: None}, f"{key} must not be null") for key in ("hidden_act", "tie_word_embeddings", "rms_norm_eps")],
+        ({"model_type": "qwen2", "mlp_bias": True}, "mlp_bias=True is not supported for model_type='qwen2'"),
+        ({**plain.GPT2, "num_hidden_layers": 2}, "num_hidden_layers is unknown and may change"),
+        ({**plain.GPT2, "scale_attn_weights": None}, "scale_attn_weights must not be null"),
     ],
 )
 def test_rejects_unsupported_configs(folder, changed, message):
@@ -179,10 +335,19 @@ def test_rejects_invalid_directories(folder, tmp_path):
 def test_rejects_invalid_indexes(folder):
     plain.write(folder, plain.LLAMA, plain.draw(plain.LLAMA), files=2)
     index = json.loads((folder / "model.safetensors.index.json").read_text())
+    before = dict(index["weight_map"])
     index["weight_map"]["model.norm.weight"] = "model-00001-of-00002.safetensors"
     index["weight_map"]["lm_head.weight"] = "model-00001-of-00002.safetensors"
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match=r"maps .* to model-00001-of-00002.safetensors, which does not"):
+        load(folder)
+    (folder / "model.safetensors").write_bytes(plain.file_of({}))
+    index["weight_map"] = {name: file for name, file in before.items() if name != "model.norm.weight"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=r"contains both model.safetensors and model.safetensors.index.json"):
+        load(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"contains model.norm.weight, which .*index.json does not map to it"):
         load(folder)
     (folder / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(UserError, match=r"names missing files: model-00002-of-00002.safetensors"):
@@ -275,6 +440,16 @@ def test_adapters_of_weights_are_drawn_from_the_seed(spec, tmp_path):
     model = load_model(spec, vocabulary=30, length=16, search_path=[tmp_path])
     drawn = [initial_params(spec, model, [tmp_path], seed=seed)["blocks"]["lora"]["mlp"]["up"]["a"] for seed in (0, 1)]
     assert (drawn[0] != drawn[1]).all()
+
+
+def test_the_config_of_a_run_names_keys_to_ignore(spec, tmp_path):
+    plain.write(tmp_path / "models", {**plain.GPT2, "recipe": 2}, plain.draw(plain.GPT2))
+    with pytest.raises(UserError, match=r"name it in ignore_keys \(model.ignore_keys\)"):
+        load_model(spec, vocabulary=30, length=16, search_path=[tmp_path])
+    ignoring = {**spec, "ignore_keys": ["recipe"]}
+    model = load_model(ignoring, vocabulary=30, length=16, search_path=[tmp_path])
+    assert initial_params(ignoring, model, [tmp_path]) is not None
+    assert transformer_of(ignoring, {"length": 16}, [tmp_path])[0].layers == 3
 
 
 def test_sizes_alone(spec, tmp_path):

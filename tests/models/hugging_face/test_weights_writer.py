@@ -72,12 +72,70 @@ def test_what_stands_beside_the_weights(tmp_path):
     plain.write(
         tmp_path / "first", {**plain.LLAMA, "bos_token_id": 7, "torch_dtype": "float32"}, plain.draw(plain.LLAMA)
     )
-    (tmp_path / "first/tokenizer.json").write_text("{}")
+    for name in ("tokenizer.json", "chat_template.jinja", "added_tokens.json"):
+        (tmp_path / "first" / name).write_text("{}")
     loaded = load(tmp_path / "first")
     save(tmp_path / "second", loaded.config, loaded.params, dtype="bfloat16", like=tmp_path / "first")
     content = json.loads((tmp_path / "second/config.json").read_text())
     assert (content["bos_token_id"], content["torch_dtype"]) == (7, "bfloat16")
-    assert (tmp_path / "second/tokenizer.json").read_text() == "{}"
+    for name in ("tokenizer.json", "chat_template.jinja", "added_tokens.json"):
+        assert (tmp_path / "second" / name).read_text() == "{}"
+
+
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    "contradicting",
+    [
+        {"rope_scaling": LINEAR},
+        {"rope_parameters": {**LINEAR, "rope_theta": 500.0}},
+        {"head_dim": 8},
+        {"layer_types": ["full_attention"] * 2},
+        {"use_sliding_window": True, "sliding_window": 2},
+        {"quantization_config": {"quant_method": "gptq"}},
+        {"hidden_act": "gelu"},
+        {"is_causal": False},
+        {"auto_map": {"AutoModelForCausalLM": "other.Model"}},
+        plain.GPT2,
+    ],
+)
+def test_keys_of_another_folder_do_not_survive(tmp_path, contradicting):
+    """What is written loads as the transformer that was given, whatever `like` says."""
+    plain.write(tmp_path / "first", plain.LLAMA, plain.draw(plain.LLAMA))
+    plain.write(tmp_path / "like", {**plain.LLAMA, "bos_token_id": 7, **contradicting}, {})
+    loaded = load(tmp_path / "first")
+    save(tmp_path / "second", loaded.config, loaded.params, like=tmp_path / "like")
+    save(tmp_path / "bare", loaded.config, loaded.params)
+    written = json.loads((tmp_path / "second/config.json").read_text())
+    assert written.pop("bos_token_id") == 7
+    assert written == json.loads((tmp_path / "bare/config.json").read_text())
+    assert load(tmp_path / "second").config == loaded.config
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_the_dtype_is_that_of_the_files(tmp_path, key):
+    """`transformers` would round float32 files if a dtype of `like` stayed."""
+    plain.write(tmp_path / "first", {**plain.LLAMA, key: "bfloat16"}, plain.draw(plain.LLAMA))
+    loaded = load(tmp_path / "first")
+    save(tmp_path / "second", loaded.config, loaded.params, like=tmp_path / "first")
+    content = json.loads((tmp_path / "second/config.json").read_text())
+    assert (content.get("dtype"), content["torch_dtype"]) == (None, "float32")
+
+
+def test_the_longest_row_stays_after_training_on_shorter_rows(tmp_path):
+    plain.write(tmp_path / "first", plain.LLAMA, plain.draw(plain.LLAMA))
+    loaded = load(tmp_path / "first", length=16)
+    assert loaded.config.length == 16
+    save(tmp_path / "second", loaded.config, loaded.params)
+    assert json.loads((tmp_path / "second/config.json").read_text())["max_position_embeddings"] == 64
+
+
+def test_a_qwen2_has_no_options_of_biases(tmp_path):
+    plain.write(tmp_path / "first", plain.QWEN2, plain.draw(plain.QWEN2))
+    loaded = load(tmp_path / "first")
+    save(tmp_path / "second", loaded.config, loaded.params)
+    assert not {"attention_bias", "mlp_bias"} & json.loads((tmp_path / "second/config.json").read_text()).keys()
 
 
 def test_rejects_parameters_that_do_not_match(tmp_path):

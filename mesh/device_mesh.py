@@ -29,28 +29,42 @@ def draw(devices: np.ndarray, axis_names: Sequence[str], across: Sequence[str] =
         axis_names: One name per axis.
         across: The axes that cross processes, if known.
     """
-    kinds = sorted({name.partition(MARK)[2] or name.partition(":")[0] for name in devices.flat})
+    kinds = sorted({_kind(name) for name in devices.flat})
     heading = f"{sizes_text(devices.shape, axis_names)}: {counted(devices.size, 'device')}, {', '.join(kinds)}"
-    *outer, last = [axis for axis, size in enumerate(devices.shape) if size > 1] or [devices.ndim - 1]
+    split = [axis for axis, size in enumerate(devices.shape) if size > 1]
+    *outer, last = split or [devices.ndim - 1]
     grid: Any = devices.reshape([devices.shape[axis] for axis in (*outer, last)])
     columns = shorten(range(grid.shape[-1]), MAX_COLUMNS)
-    table = [["", *(GAP if column is None else f"{axis_names[last]} {column}" for column in columns)]]
+    headings = [GAP if column is None else f"{axis_names[last]} {column}" for column in columns]
+    table = [["", *headings]]
     for row in shorten(list(np.ndindex(grid.shape[:-1])), MAX_ROWS):
         if row is None:
             table.append([GAP] * (1 + len(columns)))
             continue
-        label = " ".join(f"{axis_names[axis]} {number}" for axis, number in zip(outer, row, strict=True))
+        numbers = [f"{axis_names[axis]} {number}" for axis, number in zip(outer, row, strict=True)]
         cells = [GAP if column is None else grid[(*row, column)].partition(MARK)[0] for column in columns]
-        table.append([label, *cells])
+        table.append([" ".join(numbers), *cells])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in table]
-    crossing = [f"  crosses processes: {', '.join(across)}"] if across else []
-    return "\n".join([heading, *("  " * bool(outer) + line for line in lines), *crossing])
+    indent = "  " if outer else ""
+    lines = [heading]
+    for cells in table:
+        lines.append(indent + "  ".join(map(str.ljust, cells, widths)).rstrip())
+    if across:
+        lines.append(f"  crosses processes: {', '.join(across)}")
+    return "\n".join(lines)
+
+
+def _kind(name: str) -> str:
+    """Returns the target of a device, or its platform: "h100:1x8" for "gpu:3@h100:1x8", "cpu" for "cpu:3"."""
+    device, _, target = name.partition(MARK)
+    return target or device.partition(":")[0]
 
 
 def shorten(places: Sequence, limit: int) -> list:
     """Keeps the first entries and the last one if there are more than `limit`, with None for the omitted ones."""
-    return list(places) if len(places) <= limit else [*places[: limit - 2], None, places[-1]]
+    if len(places) <= limit:
+        return list(places)
+    return [*places[: limit - 2], None, places[-1]]
 
 
 class DeviceMesh:
@@ -80,9 +94,13 @@ class DeviceMesh:
         Raises:
             UserError: Sizes, names or devices are invalid, or the product of the sizes is not the number of devices.
         """
-        shape = shape.tolist() if isinstance(shape, np.ndarray) else shape
+        if isinstance(shape, np.ndarray):
+            shape = shape.tolist()
         check_shape(shape, axis_names)
-        names = list_devices() if devices is None else [_name(device) for device in np.asarray(devices).flat]
+        if devices is None:
+            names = list_devices()
+        else:
+            names = [_name(device) for device in np.asarray(devices).flat]
         if len(set(names)) < len(names):
             repeated = sorted({name for name in names if names.count(name) > 1})
             raise UserError(f"devices contains {repeated} more than once; each device must be in one place.")
@@ -105,12 +123,13 @@ class DeviceMesh:
         Raises:
             UserError: A name is not in `axes`, or the product of the sizes is not the number of devices.
         """
-        unknown = [name for name in axis_sizes if name not in axes]
-        if unknown:
-            raise UserError("; ".join(unknown_name("mesh axis", name, axes) for name in unknown))
+        problems = [unknown_name("mesh axis", name, axes) for name in axis_sizes if name not in axes]
+        if problems:
+            raise UserError("; ".join(problems))
         if devices is None:
             devices = physical_order(jax.devices())
-        return cls(tuple(axis_sizes.get(name, 1) for name in axes), tuple(axes), list(devices))
+        shape = [axis_sizes.get(name, 1) for name in axes]
+        return cls(shape, tuple(axes), list(devices))
 
     @classmethod
     def simulated(cls, num_devices: int, **axis_sizes: int) -> "DeviceMesh":
@@ -131,7 +150,9 @@ class DeviceMesh:
         """
         simulate(num_devices)
         names = [f"cpu:{number}" for number in range(num_devices)]
-        return cls.of(names, axes=AXES, **(axis_sizes or {"data": num_devices}))
+        if not axis_sizes:
+            axis_sizes = {"data": num_devices}
+        return cls.of(names, axes=AXES, **axis_sizes)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -196,9 +217,14 @@ class DeviceMesh:
         Args:
             axes: Axes of this mesh.
         """
-        kept = [name not in axes for name in self._axis_names]
-        places = {(host, *compress(index, kept)) for index, host in np.ndenumerate(self._processes)}
-        return len({host for host, *_ in places}) < len(places) == self.size
+        num_hosts = np.unique(self._processes).size
+        if num_hosts == self.size:
+            return False
+        is_kept = [name not in axes for name in self._axis_names]
+        places = set()
+        for index, host in np.ndenumerate(self._processes):
+            places.add((host, *compress(index, is_kept)))
+        return len(places) == self.size  # no host has two devices that differ only along these axes
 
     @property
     def summary(self) -> str:
@@ -241,10 +267,13 @@ class DeviceMesh:
 
     def __str__(self) -> str:
         across: tuple[str, ...] = ()
-        with suppress(UserError):  # its devices may be on other machines
-            across = self.axes_across_processes if backend_started() else ()
+        if backend_started():
+            with suppress(UserError):  # its devices may be on other machines
+                across = self.axes_across_processes
         return draw(self._devices, self._axis_names, across)
 
 
 def _name(device: str | Device) -> str:
-    return str(device) if isinstance(device, str) else device_name(device)
+    if isinstance(device, str):
+        return str(device)
+    return device_name(device)

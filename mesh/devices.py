@@ -22,7 +22,9 @@ PLATFORM_ALIASES = {"cuda": "gpu", "rocm": "gpu"}
 
 def count_gpus(directory: Path = NVIDIA) -> int:
     """Returns the number of NVIDIA GPUs of this host; 0 without a driver. Does not start JAX."""
-    return len(os.listdir(directory)) if os.access(directory, os.R_OK) else 0
+    if not os.access(directory, os.R_OK):
+        return 0
+    return len(os.listdir(directory))
 
 
 def has_accelerators() -> bool:
@@ -80,9 +82,11 @@ def find_devices(names: Iterable[str]) -> list[Device]:
     if names and all(MARK in name for name in names):
         return [target_devices(name.partition(MARK)[2])[name] for name in names]
     present: dict[str, Device] = {}
-    for platform in {_normal(name).partition(":")[0] for name in names}:
+    platforms = {_normal(name).partition(":")[0] for name in names}
+    for platform in platforms:
         with suppress(RuntimeError):  # no such platform here
-            present |= {device_name(device): device for device in jax.devices(platform)}
+            for device in jax.devices(platform):
+                present[device_name(device)] = device
     missing = [name for name in names if _normal(name) not in present]
     if missing:
         here = list_devices()
@@ -139,4 +143,7 @@ def _normal(name: str) -> str:
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f", ... {names[-1]}" if len(names) > 4 else "")
+    first = ", ".join(names[:4])
+    if len(names) <= 4:
+        return first
+    return f"{first}, ... {names[-1]}"

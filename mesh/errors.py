@@ -48,9 +48,9 @@ def nearest(name: object, known: Iterable[str], *, count: int = 1, cutoff: float
         count: The maximum number of results.
         cutoff: The minimum similarity, from 0 to 1.
     """
-    by_small_letters = {each.lower(): each for each in known}
-    close = get_close_matches(str(name).lower(), by_small_letters, n=count, cutoff=cutoff)
-    return [by_small_letters[each] for each in close]
+    by_lowercase = {candidate.lower(): candidate for candidate in known}
+    close = get_close_matches(str(name).lower(), by_lowercase, n=count, cutoff=cutoff)
+    return [by_lowercase[lowercase] for lowercase in close]
 
 
 def did_you_mean(
@@ -70,17 +70,21 @@ def did_you_mean(
         ` Did you mean train.steps?`, ` Choose from a, b.`, or "".
     """
     known = list(known)
-    near = nearest(name, known, count=count, cutoff=cutoff)
-    if near:
-        return f" Did you mean {' or '.join(prefix + each for each in near)}?"
-    return f" {otherwise} {', '.join(known) or 'none'}." if otherwise else ""
+    proposals = [prefix + candidate for candidate in nearest(name, known, count=count, cutoff=cutoff)]
+    if proposals:
+        return f" Did you mean {' or '.join(proposals)}?"
+    if not otherwise:
+        return ""
+    return f" {otherwise} {', '.join(known) or 'none'}."
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
     """Returns a message about an unknown name of a kind such as "mesh axis", with the known and nearest names."""
     known = list(known)
-    hint = "".join(f" Did you mean {each!r}?" for each in nearest(name, known))
-    return f"Unknown {kind} {name!r}; known: {', '.join(known)}.{hint}"
+    message = f"Unknown {kind} {name!r}; known: {', '.join(known)}."
+    for candidate in nearest(name, known):
+        message += f" Did you mean {candidate!r}?"
+    return message
 
 
 def unknown_options(unknown: Iterable[str], known: Iterable[str], key: str, of: str = "") -> list[str]:
@@ -92,8 +96,13 @@ def unknown_options(unknown: Iterable[str], known: Iterable[str], key: str, of: 
         key: The config section.
         of: The owner of the options, such as "wsd".
     """
-    known, what = list(known), f"an option of {of}" if of else "an option"
-    return [f"{key}.{name} is not {what}.{did_you_mean(name, known, otherwise='The options are')}" for name in unknown]
+    known = list(known)
+    kind = f"an option of {of}" if of else "an option"
+    problems = []
+    for name in unknown:
+        hint = did_you_mean(name, known, otherwise="The options are")
+        problems.append(f"{key}.{name} is not {kind}.{hint}")
+    return problems
 
 
 def raise_problems(problems: Iterable[str], heading: str = "", most: int = 1000) -> None:
@@ -104,19 +113,27 @@ def raise_problems(problems: Iterable[str], heading: str = "", most: int = 1000)
         heading: The first line, before indented problems; "" = none.
         most: The maximum number of listed problems.
     """
-    if lines := first_lines(list(problems), most):
-        raise UserError("\n  ".join([heading, *lines]) if heading else "\n".join(lines))
+    lines = first_lines(list(problems), most)
+    if not lines:
+        return
+    if heading:
+        raise UserError("\n  ".join([heading, *lines]))
+    raise UserError("\n".join(lines))
 
 
 def first_lines(lines: Sequence[str], most: int) -> list[str]:
     """Returns the first of some lines, and a line with the number of the others."""
-    return [*lines[:most], f"... and {len(lines) - most} more"] if len(lines) > most else [*lines]
+    if len(lines) <= most:
+        return list(lines)
+    return [*lines[:most], f"... and {len(lines) - most} more"]
 
 
 def first_line(error: BaseException) -> str:
     """Returns the type and the first line of an error from another library."""
     line = str(error).strip().partition("\n")[0][:200].rstrip(".")
-    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+    if not line:
+        return type(error).__name__
+    return f"{type(error).__name__}: {line}"
 
 
 HIDDEN = re.compile(
@@ -130,12 +147,14 @@ HIDDEN = re.compile(
 
 def counted(number: int, noun: str, several: str = "") -> str:
     """Formats a count with its noun: "1 array", "1,024 devices"; the default plural adds an "s"."""
-    return f"{number:,} {noun if number == 1 else several or f'{noun}s'}"
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {several or noun + 's'}"
 
 
 def printable(text: str) -> str:
     """Returns a text with control characters and bidirectional overrides as escapes, except newline and tab."""
-    return HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def is_printable(text: str) -> bool:

@@ -62,15 +62,17 @@ def exchange(name: str, text: str, *, seconds: float) -> list[str]:
     client.key_value_set(f"{folder}{jax.process_index()}", text)
     begin = reported = time.monotonic()
     while True:
-        found = {int(key.rpartition("/")[2]): value for key, value in client.key_value_dir_get(folder)}
-        missing = [rank for rank in range(jax.process_count()) if rank not in found]
+        texts: dict[int, str] = {}
+        for key, value in client.key_value_dir_get(folder):
+            texts[int(key.rpartition("/")[2])] = value
+        missing = [rank for rank in range(jax.process_count()) if rank not in texts]
         if not missing:
-            return [found[rank] for rank in range(jax.process_count())]
+            return [texts[rank] for rank in range(jax.process_count())]
         now = time.monotonic()
         if now - begin > seconds:
             raise ProcessesMissing(
                 f"{ranks(missing)} did not come to '{name}' within {seconds:.0f} s (timeouts.rendezvous); "
-                f"{len(found)} of {jax.process_count()} processes did. Look into their logs."
+                f"{len(texts)} of {jax.process_count()} processes did. Look into their logs."
             )
         if now - reported > PROGRESS_SECONDS and is_main_process():
             print_progress(f"waiting for {ranks(missing)} at '{name}' ({now - begin:.0f} s)")
@@ -124,9 +126,15 @@ def ranks(numbers: Sequence[int]) -> str:
 
 def unequal(mappings: Sequence[Mapping[str, Any]], missing: Any) -> dict[str, list[Any]]:
     """Returns the keys with different values: key -> its value in each mapping, `missing` if a mapping lacks it."""
-    keys = dict.fromkeys(key for each in mappings for key in each)
-    values = {key: [each.get(key, missing) for each in mappings] for key in keys}
-    return {key: found for key, found in values.items() if any(value != found[0] for value in found)}
+    keys: dict[str, None] = {}
+    for mapping in mappings:
+        keys |= dict.fromkeys(mapping)
+    different = {}
+    for key in keys:
+        values = [mapping.get(key, missing) for mapping in mappings]
+        if any(value != values[0] for value in values):
+            different[key] = values
+    return different
 
 
 def differences(what: str, values: Sequence[str]) -> str:
@@ -134,4 +142,5 @@ def differences(what: str, values: Sequence[str]) -> str:
     holders: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         holders.setdefault(value, []).append(rank)
-    return f"{what}: " + ", ".join(f"{value} on {ranks(having)}" for value, having in holders.items())
+    parts = [f"{value} on {ranks(numbers)}" for value, numbers in holders.items()]
+    return f"{what}: {', '.join(parts)}"

@@ -85,12 +85,16 @@ def tokenizer_file(given: str) -> Path:
 
 
 def _load(file: Path) -> Any:
+    """Returns the tokenizer of a file, without its truncation and padding: both are for batches of an encoder."""
     with explain_missing("data.tokenizer", "the package tokenizers", "tokenizers"):
         from tokenizers import Tokenizer
     try:
-        return Tokenizer.from_file(str(file))
+        tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain Exceptions
         raise UserError(f"data.tokenizer: {file} cannot be read as a tokenizer: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _end(tokenizer: Any, config: DataConfig, file: Path) -> int:

@@ -75,6 +75,21 @@ def test_ids_are_those_of_the_library_each_text_with_its_end(named, tmp_path):
     assert "tokens of tokenizer.json" in splits.description
 
 
+@pytest.mark.parametrize("setting", ["enable_truncation", "enable_padding"])
+def test_truncation_and_padding_of_the_file_are_not_used(tmp_path, setting):
+    """Both are for the batches of the program that saved the file: documents would lose text, or gain padding."""
+    tokenizer = trained(tmp_path, "<|endoftext|>")
+    config = DataConfig(source="jsonl", files=(str(rows(tmp_path)),), tokenizer="tokenizer.json", length=7)
+    expected = ids_of(open_splits(config, [tmp_path]), 7)
+    if setting == "enable_truncation":
+        tokenizer.enable_truncation(max_length=3)
+    else:
+        tokenizer.enable_padding(length=64)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    np.testing.assert_array_equal(ids_of(open_splits(config, [tmp_path]), 7), expected)
+    assert open_codec(config, [tmp_path]).decode(open_codec(config, [tmp_path]).encode(TEXTS[0])) == TEXTS[0]
+
+
 def test_the_separator_of_the_config_wins(tmp_path):
     tokenizer = trained(tmp_path, "<|endoftext|>")
     given = {"source": "jsonl", "files": (str(rows(tmp_path)),), "tokenizer": str(tmp_path), "length": 7}

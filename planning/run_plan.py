@@ -21,8 +21,10 @@ from ..mesh.devices import list_devices
 from ..mesh.errors import UserError, first_line
 from ..mesh.targets import CompilerMissing, Target
 from ..parallel.schedule.timing import measure
+from ..parallel.xla.program_work import Work
 from ..runtime.build_run import Built, build
 from ..runtime.explain import explain_built, state_bytes
+from ..runtime.model_flops import model_work, with_counted_flops
 from .candidates import AXES, Candidate, model_sizes
 from .estimate import Estimator
 from .kernel_time import EFFICIENCY
@@ -56,7 +58,8 @@ class RunPlan:
         traffic: The collectives of a step.
         bubble: The share of a pipeline's time in which stages are idle: of the simulated step, or of the schedule if
             all actions took equally long. 0 without a pipeline.
-        model_flops: Operations of the model for one step, all devices; None if the model does not state them.
+        model_flops: Operations of the model for one step, all devices, which it states or which are counted in its
+            traced loss; None if they are unknown.
         dtype: The compute dtype.
         tokens: Tokens of a step on one device; 0 for a model without tokens.
         step_seconds: The time of a step; None if it is unknown.
@@ -70,6 +73,7 @@ class RunPlan:
         events: The kernels and collectives of the simulated step, if they were asked for.
         remedies: Changes with which the run needs less memory, if it does not fit.
         notes: Facts about the plan that its figures do not show.
+        uncounted: What of the model has an unknown number of operations, with its source line.
     """
 
     target: Target
@@ -90,6 +94,7 @@ class RunPlan:
     events: tuple[Event, ...] = ()
     remedies: tuple[Remedy, ...] = ()
     notes: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool | None:
@@ -182,15 +187,19 @@ def plan_run(config: Config, target: str, with_events: bool = False) -> RunPlan:
     if config.precision.needs_x64:
         jax.config.update("jax_enable_x64", True)
     built = build(config, devices=list_devices(target=target))
-    mesh, model, pipeline = built.layouts.mesh, built.model, built.layouts.pipeline
+    mesh = built.layouts.mesh
+    pipeline = built.layouts.pipeline
     assert mesh.target is not None
     _check_any_mesh(built, mesh.target)
     rows = config.train.global_batch
+    work = Work() if built.model.flops_per_row is not None else model_work(built)
+    flops_per_row = with_counted_flops(built, work).flops_per_row
     common = {
         "target": mesh.target,
         "mesh": dict(zip(mesh.axis_names, mesh.shape, strict=True)),
         "bubble": measure(pipeline.schedule).bubble if pipeline else 0.0,
-        "model_flops": None if model.flops_per_row is None else model.flops_per_row * rows,
+        "model_flops": None if flops_per_row is None else flops_per_row * rows,
+        "uncounted": work.uncounted,
         "dtype": config.precision.compute,
         "tokens": tokens_per_device(built),
         "analytic": analytic_memory(built),
@@ -286,7 +295,9 @@ def _estimate(built: Built, common: dict[str, Any], traffic: tuple[Traffic, ...]
         remat=config.train.remat,
         recompute=getattr(config.strategy.get("pipe"), "recompute", False),
     )
-    estimator = Estimator(model_sizes(config), target, config.train.global_batch, config.precision)
+    rows = config.train.global_batch
+    sizes = model_sizes(config)._replace(forward_flops=common["model_flops"] / rows / 3)
+    estimator = Estimator(sizes, target, rows, config.precision)
     waiting = sum(each.least_seconds for each in traffic if WORK_AXES & {*each.axes}) / EFFICIENCY.network
     hidden = sum(each.least_seconds for each in traffic) / EFFICIENCY.network - waiting
     return (max(estimator.kernel_seconds(candidate), hidden) + waiting) / (1 - common["bubble"])
@@ -338,9 +349,11 @@ def _traffic_lines(plan: RunPlan) -> Iterator[str]:
 def _time_lines(plan: RunPlan) -> Iterator[str]:
     yield "Step" + (", simulated: not a measurement" if plan.timeline else ", bound by operations and bytes")
     if plan.step_seconds is None:
-        why = "the model does not state its operations (flops_per_row)"
-        if plan.model_flops is not None:
-            why = f"the card of the target has no peak for {plan.dtype} (flops)"
+        why = f"the card of the target has no peak for {plan.dtype} (flops)"
+        if plan.model_flops is None:
+            why = "the model has no products to count"
+        if plan.uncounted:
+            why = f"the operations of {plan.uncounted[0]} cannot be counted: state flops_per_row in the model"
         yield f"  unknown: {why}"
         return
     yield from time_lines(plan.timeline, plan.step_seconds, plan.tokens)

@@ -34,6 +34,7 @@ from ..training.stopping.gate import Gate
 from .build_run import Built, changes_learning_rate, configured_callbacks
 from .finish import sample_text, writes_text
 from .guards.guards import Guards
+from .model_flops import with_counted_flops
 from .ownership import Ownership
 from .rollbacks import Rollbacks, data_position
 
@@ -66,6 +67,11 @@ class RunContext:
     def config(self) -> Config:
         """The configuration."""
         return self.built.config
+
+    @cached_property
+    def counted(self) -> Built:
+        """The run, with the operations of its model: those that it states, or those of its traced loss."""
+        return self.built._replace(model=with_counted_flops(self.built))
 
     @cached_property
     def evaluated_params(self) -> Callable[[TrainState], Params]:
@@ -103,7 +109,7 @@ class StepHooks:
             seconds=self._config.timeouts.rendezvous,
         )
         self.recorder = Recorder(
-            self._built, context.display, self.seen, self.conductor, rollbacks=len(context.rollbacks)
+            context.counted, context.display, self.seen, self.conductor, rollbacks=len(context.rollbacks)
         )
 
     def after_pause(self, number: int, state: TrainState) -> TrainState:
@@ -207,7 +213,7 @@ class FlopsOfSteps:
         self._batches = source.in_batches(rows) if isinstance(source, BucketedSource) else None
 
     def __call__(self, start: int, stop: int) -> float | None:
-        """Returns the mean over the steps after `start` up to `stop`; None if the model does not define it."""
+        """Returns the mean over the steps after `start` up to `stop`; None if it is unknown."""
         if self._per_row is None or self._of_length is None or self._batches is None or stop <= start:
             return None if self._per_row is None else self._per_row * self._rows
         batches = np.array([batch_number(step, self._left_out) for step in range(start, stop)])

@@ -86,7 +86,8 @@ class Model:
             `loss_sums.py`. If rows depend on each other, the loss must call `batch_axes()`.
         predict: `predict(params, batch) -> array`, optional; `predict(params, batch, state)` for a model with a state.
         name: The name in reports.
-        flops_per_row: The floating-point operations of forward and backward for one row, for model FLOP/s.
+        flops_per_row: The floating-point operations of forward and backward for one row, for model FLOP/s; None: those
+            of the products and convolutions in the traced loss.
         flops_of_length: `flops_of_length(length) -> flops_per_row` for rows with that many positions, if batches have
             several lengths; None means `flops_per_row` for all rows.
         init_state: `init_state(key) -> state`, for a model with arrays that gradients do not update, such as the

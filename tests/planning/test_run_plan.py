@@ -269,3 +269,50 @@ def test_libtpu_gives_the_memory_of_a_step():
     assert found.fits
     assert "a program for TPUs is not simulated" in str(found)
     assert "optimal_seconds" in str(found)
+
+
+OWN = """
+import jax, jax.numpy as jnp
+def init(key):
+    return {"w": jnp.zeros((64, 16))}
+def loss(params, batch, key):
+    outputs = batch["inputs"] @ params["w"]
+    return (outputs.mean(1) ** 2 * batch["weights"]).sum(), batch["weights"].sum()
+def searched(params, batch, key):
+    total, weight = loss(params, batch, key)
+    square = jax.lax.stop_gradient(params["w"].T @ params["w"])
+    found = jax.lax.while_loop(lambda x: jnp.sum(x) < 1, lambda x: x @ x + 1, square)
+    return total + 0 * found.sum(), weight
+model = (init, loss)
+unknown = (init, searched)
+"""
+
+
+@pytest.fixture
+def own_model(tmp_path, monkeypatch):
+    """Models without `flops_per_row`, of which one has a loop of unknown length, in a module of the user."""
+    (tmp_path / "own_planned.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_planned", raising=False)
+    options = [
+        "data={source: synthetic}",
+        "strategy={data: 8}",
+        "train.global_batch=64",
+        "run.allow=[own_planned]",
+        "layouts.rules={}",
+    ]
+    return lambda name: load_config("mlp", [f"model={{name: own_planned:{name}, check: off}}", *options], sizes=False)
+
+
+def test_own_models_have_a_utilization(own_model, without_compiler):
+    found = plan_run(own_model("model"), "h100:1x8")
+    assert found.model_flops == 4 * 64 * 16 * 64
+    assert 0 < found.mfu < 1
+    assert "  MFU  " in str(found)
+
+
+def test_names_the_loop_whose_operations_are_unknown(own_model, without_compiler):
+    found = plan_run(own_model("unknown"), "h100:1x8")
+    assert found.mfu is found.step_seconds is None
+    loop = r"a loop of unknown length with products in .*/own_planned.py:\d+ \(searched\)"
+    assert re.search(f"unknown: the operations of {loop} cannot be counted: state flops_per_row", str(found))

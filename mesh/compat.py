@@ -77,6 +77,11 @@ def line_of(equation: Equation) -> str:
     return f"{'/'.join(Path(frame.file_name).parts[-2:])}:{frame.start_line} ({frame.function_name})"
 
 
+def name_scopes(equation: Equation) -> str:
+    """Returns the name scopes of an operation (`jax.named_scope`), joined by "/"."""
+    return str(equation.source_info.name_stack)
+
+
 @contextmanager
 def own_source_lines() -> Iterator[None]:
     """Gives operations of a backward pass their own source lines; JAX gives all that of the call in forward."""

@@ -5,6 +5,7 @@ units, so that predicted and compiled lines can be compared for equality.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -18,6 +19,10 @@ from ..mesh.compat import varying_axes
 
 CollectiveKey: TypeAlias = tuple[str, tuple[str, ...]]
 """The kind and the axes of collectives."""
+
+
+STRATEGY_SCOPE = "spmdkit_strategy"
+"""The name scope of `strategy_scope`, which programs and profiles show."""
 
 
 @dataclass(frozen=True, order=True)
@@ -162,6 +167,14 @@ class StepCounts(NamedTuple):
     sent: tuple[tuple[jax.ShapeDtypeStruct, int], ...] = ()
     metrics: int = 0
     unread: Mapping[str, int] = MappingProxyType({})
+
+
+def strategy_scope() -> AbstractContextManager[Any]:
+    """Marks the collectives that are traced within a `with` block as those of a strategy.
+
+    Strategies use it for collectives in the part of a program that also contains those of the model.
+    """
+    return jax.named_scope(STRATEGY_SCOPE)
 
 
 def own_collectives(axis: str, plan: Any, counts: StepCounts, platform: str) -> list[Collective]:

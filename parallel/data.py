@@ -40,7 +40,7 @@ from jax import Array, lax
 from ..layouts.paths import in_blocks
 from ..layouts.table import LayoutRow
 from ..layouts.tensor_layout import TensorLayout
-from .collectives import Collective, StepCounts, vary, wire_bytes
+from .collectives import Collective, StepCounts, strategy_scope, vary, wire_bytes
 from .options import PositiveFloat32, check_options
 from .plan import Reduced, ShardingPlan, as_stored, no_problems, splits_nothing, unchanged
 from .xla.ordered_collectives import order_after
@@ -143,7 +143,8 @@ def reduce_gradients(
     for bucket, members in _buckets(treedef.flatten_up_to(layouts), axes).items():
         operands = [leaves[index].astype(reduce_dtype) for index in members]
         passengers = scalars if bucket == axes else ()
-        summed = lax.psum([*operands, *passengers], bucket)
+        with strategy_scope():
+            summed = lax.psum([*operands, *passengers], bucket)
         for index, value in zip(members, summed, strict=False):
             reduced[index] = value.astype(leaves[index].dtype)
         if passengers:

@@ -57,7 +57,15 @@ from jax import Array, lax
 from ..layouts.paths import in_blocks
 from ..layouts.tensor_layout import TensorLayout, split_further
 from ..mesh.device_mesh import DeviceMesh
-from .collectives import Collective, StepCounts, exchange_sum, keep_split, varying_zeros, wire_bytes
+from .collectives import (
+    Collective,
+    StepCounts,
+    exchange_sum,
+    keep_split,
+    strategy_scope,
+    varying_zeros,
+    wire_bytes,
+)
 from .options import Precision, cast_float, check_options
 from .plan import MeshPlan, Parameter, ShardingPlan, as_stored, splits_nothing, summed_elsewhere, unchanged
 from .xla.platform import OVERLAPPING
@@ -145,7 +153,8 @@ def gather(params: Any, layouts: Any, axes: tuple[str, ...], precision: Precisio
     def collect(shard: Array, layout: TensorLayout) -> Array:
         whole = cast_float(lax.stop_gradient(shard), precision.compute)
         for dim, names in _gathered_dims(layout, axes):
-            whole = keep_split(lax.all_gather, whole, names, layout, dim, axis=dim, tiled=True)
+            with strategy_scope():
+                whole = keep_split(lax.all_gather, whole, names, layout, dim, axis=dim, tiled=True)
         return whole
 
     return jax.tree.map(collect, params, layouts)
@@ -229,7 +238,8 @@ def _scatter(gradient: Array, layout: TensorLayout, axes: tuple[str, ...], preci
         narrow = exchanges(layout.mesh, names, gradient.dtype, precision.reduce)
         collective = partial(exchange_sum, dtype=precision.reduce) if narrow else lax.psum_scatter
         summed = gradient if narrow else cast_float(gradient, precision.reduce)
-        gradient = keep_split(collective, summed, names, layout, dim, scatter_dimension=dim, tiled=True)
+        with strategy_scope():
+            gradient = keep_split(collective, summed, names, layout, dim, scatter_dimension=dim, tiled=True)
     return gradient.astype(precision.params)
 
 

@@ -38,7 +38,7 @@ class Explanation:
         predicted: The collectives of one step by the strategies' own formulas.
         found: The collectives of the compiled step.
         left_to_xla: Those of `found` that no strategy predicts, because XLA decides on them.
-        of_the_model: Those of `found` that include sums of the model itself, which are not compared.
+        of_the_model: Those of `found` that the model itself asks for, or that contain some of these.
         unexpected: One line for each kind and set of axes with more than predicted, with the bytes.
         fewer: One line for each kind and set of axes with fewer than predicted, with what XLA merged or removed.
         schedule: The pipeline schedule, if the mesh has the axis `pipe`.

@@ -5,7 +5,7 @@ lines  = the cost of each strategy, the reduction of the norm, and the model's o
 """
 
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -29,11 +29,11 @@ from ..plan import ShardingPlan
 from ..schedule.timetable import Timetable, count_turns
 from ..sharding.batch_rows import record_batch_axes
 from ..sharding.lay_out import abstract_parameters
-from ..sharding.strategies import STRATEGIES
+from ..sharding.strategies import STRATEGIES, axes_that_split
 from ..xla.graph import trace
 from ..xla.platform import TRICKS
 from ..xla.ring_hop import convert_hops
-from ..xla.traced_sums import all_reduces, sum_key
+from ..xla.traced_sums import all_reduces, other_collectives, sum_key
 from .composition import DeviceStep, split_model
 from .gradients import norm_cost
 from .manual_axes import UncheckedStep, over_manual_axes
@@ -64,27 +64,39 @@ def step_cost(
     Raises:
         UserError: The shapes of a batch are needed, but missing.
     """
-    return cost_without(model, plan, batch, platform)(without)
+    return StepCost(model, plan, batch, platform).lines(without)
 
 
-def cost_without(
-    model: Model | BlockModel, plan: ShardingPlan, batch: AbstractBatch | None, platform: str
-) -> Callable[[Collection[str]], list[Collective]]:
-    """Returns `step_cost` as a function of `without`, which traces the model only once."""
-    counts = step_counts(split_model(model, plan), plan, batch, platform)
-    metrics, couples_rows = _trace_loss(model, plan, batch) if batch is not None else (0, False)
-    counts = counts._replace(metrics=metrics)
-    layouts = [row.layout for row in plan.trained.update_table.rows]
-    others = norm_cost(layouts, plan.summed_axes, plan.options.precision.reduce)
-    if batch is not None and couples_rows:
-        others += sums_over_rows(model, plan, batch, platform)
+class StepCost:
+    """The collectives of one step; the model is traced only once. The arguments are those of `step_cost`.
 
-    def cost(without: Collection[str]) -> list[Collective]:
+    Attributes:
+        of_the_model: The collectives that a model with rows that depend on each other asks for itself.
+    """
+
+    def __init__(
+        self, model: Model | BlockModel, plan: ShardingPlan, batch: AbstractBatch | None, platform: str
+    ) -> None:
+        self._plan = plan
+        self._platform = platform
+        counts = step_counts(split_model(model, plan), plan, batch, platform)
+        self.of_the_model: list[Collective] = []
+        if batch is not None:
+            metrics, couples_rows = _trace_loss(model, plan, batch)
+            counts = counts._replace(metrics=metrics)
+            if couples_rows:
+                self.of_the_model = collectives_of_rows(model, plan, batch, platform)
+        self._counts = counts
+
+    def lines(self, without: Collection[str] = ()) -> list[Collective]:
+        """Returns every collective, unmerged, without those of the parameters at some paths."""
+        plan = self._plan
         moved = plan.without(without) if without else plan
-        lines = [line for strategy in STRATEGIES.values() for line in strategy.cost(moved, counts, platform)]
-        return [line for line in [*lines, *others] if line.bytes]  # arrays without elements move nothing
-
-    return cost
+        layouts = [row.layout for row in plan.trained.update_table.rows]
+        lines = [line for each in STRATEGIES.values() for line in each.cost(moved, self._counts, self._platform)]
+        lines += norm_cost(layouts, plan.summed_axes, plan.options.precision.reduce)
+        lines += self.of_the_model
+        return [line for line in lines if line.bytes]  # arrays without elements move nothing
 
 
 def step_counts(
@@ -156,28 +168,33 @@ def _trace_loss(model: Model | BlockModel, plan: ShardingPlan, batch: AbstractBa
     with record_batch_axes() as requests:
         try:
             found = jax.eval_shape(lambda *given: as_sums(loss(*given)).metrics, params, rows, key, state)
-        except Exception:  # a model that only runs on its mesh
-            return 0, False
+        except Exception:  # a model that only runs on its mesh, with collectives of its own
+            return 0, True
     return len(jax.tree.leaves(found)), bool(requests) or has_state(model)
 
 
-def sums_over_rows(
+def collectives_of_rows(
     model: Model | BlockModel, plan: ShardingPlan, batch: AbstractBatch, platform: str
 ) -> list[Collective]:
-    """Returns the sums over all devices in a model with rows that depend on each other, including those of its state.
+    """Returns the collectives of a model with rows that depend on each other, including the sums of its state.
 
-    They are read from the traced program of its loss and gradients. The arguments are those of `step_cost`.
+    Such a model sums over the rows of all devices (batch norm), or gathers them (a contrastive loss). Its collectives
+    are read from the traced program of its loss and gradients. The arguments are those of `step_cost`.
     """
     if plan.pipeline or plan.output_rules or not plan.summed_axes:
         return []
     device_step, mesh, found = DeviceStep(model, plan), plan.mesh, list[Collective]()
     sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
+    has_traffic = isinstance(device_step.model, BlockModel) and device_step.model.traffic is not None
+    predicted_elsewhere = axes_that_split("work") if has_traffic else ()
     after = sum_key(plan.summed_axes, plan.options.precision.reduce, platform)
 
     def record(params: Params, rows: Batch, state: Any) -> Array:
         graph, (*waited_for, _) = trace(device_step.local_sums, params, rows, state)
         first = graph.outputs[: len(jax.tree.leaves(waited_for))]
-        found[:] = all_reduces(graph, first, after, sizes=sizes, platform=platform)
+        lines = all_reduces(graph, first, after, sizes=sizes, platform=platform)
+        lines += other_collectives(graph, sizes=sizes, platform=platform)
+        found[:] = [line for line in lines if not set(line.axes) <= set(predicted_elsewhere)]
         return jnp.zeros(())
 
     specs = (plan.manual_specs(plan.table), plan.batch_spec, PartitionSpec())

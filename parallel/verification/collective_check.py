@@ -4,12 +4,12 @@
     fewer than predicted                         XLA merged collectives, or removed unused ones: a remark
     the optimizer combines elements of arrays    more is allowed: XLA adds collectives to the update
 
-If rows depend on each other, a model sums over `batch_axes()`. No strategy predicts these sums; they are read from the
-model's own program (`sums_over_rows`). If XLA splits them differently, at least the collectives of the strategies must
-be present.
+If rows depend on each other, a model sums or gathers over `batch_axes()`. No strategy predicts these collectives; they
+are read from the model's own program (`collectives_of_rows`), and listed as the model's own. If XLA splits them
+differently, at least the collectives of the strategies must be present.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,16 +17,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ...mesh.keys import make_key
 from ..collectives import Collective, CollectiveKey, amount, merge
 from ..collectives import differing as differing_lines
-from ..model import Params, has_state
-from ..options import cast_inputs
+from ..model import Params
 from ..plan import ShardingPlan
-from ..sharding.batch_rows import uses_batch_axes
-from ..sharding.lay_out import abstract_parameters
-from ..step.cost import cost_without, sums_over_rows
-from ..step.state import abstract_model_state
+from ..step.cost import StepCost
 from ..step.train_step import Step
 from ..step.update import apply_optimizer
 from ..xla.census import census
@@ -63,8 +58,7 @@ class CollectiveCheck(NamedTuple):
         unexpected: One line for each kind and set of axes of which the step has more than predicted.
         fewer: One line for each kind and set of axes of which the step has fewer than predicted, with what XLA merged
             or removed.
-        of_the_model: Found collectives that contain a different number of the model's own sums over rows than its
-            program has.
+        of_the_model: Found collectives that the model itself asks for, or that contain some of these.
     """
 
     predicted: tuple[Collective, ...] = ()
@@ -73,6 +67,11 @@ class CollectiveCheck(NamedTuple):
     unexpected: tuple[str, ...] = ()
     fewer: tuple[str, ...] = ()
     of_the_model: tuple[Collective, ...] = ()
+
+    @property
+    def has_unpredicted_of_the_model(self) -> bool:
+        """True if XLA made more of the model's own collectives than its program has."""
+        return any(line not in self.predicted for line in self.of_the_model)
 
     @property
     def verdict(self) -> str:
@@ -105,8 +104,9 @@ def check_collectives(step: Step, batch: HostBatch, gradients: Params | None = N
         for name, array in batch.items()
     }
     plan = step.plan
-    cost = cost_without(step.given_model, plan, abstract, plan.platform)
-    predicted = merge(cost(()))
+    cost = StepCost(step.given_model, plan, abstract, plan.platform)
+    predicted = merge(cost.lines())
+    asked = {line.key for line in cost.of_the_model}
     found = census(step.compile(abstract).as_text() or "", plan.mesh)
     unneeded = UnneededGradients() if gradients is None else find_unneeded(gradients)
     compared = _compared_figures(plan)
@@ -117,20 +117,21 @@ def check_collectives(step: Step, batch: HostBatch, gradients: Params | None = N
     more = {key for key in differing if _exceeds(found, predicted, key, compared)} - foreign
     fewer = differing.keys() - more - foreign
     if more and combines_elements(step):
-        least = cost(unneeded.zero)
+        least = cost.lines(unneeded.zero)
         foreign |= {key for key in more if _includes(found, least, key)}
-    more -= foreign
-    own = _models_own(step, abstract, predicted, found) & more if more else set[CollectiveKey]()
+    of_strategies = _subtract(predicted, cost.of_the_model)
+    more -= foreign | {key for key in asked if _includes(found, of_strategies, key)}
     paths = [row.path for row in plan.trained.table.rows]
     return CollectiveCheck(
         predicted,
         found,
         left_to_xla=tuple(line for line in found if line.key in foreign),
-        unexpected=tuple(differing[key] for key in sorted(more - own)),
+        unexpected=tuple(differing[key] for key in sorted(more)),
         fewer=tuple(
-            f"{differing[key]}: {explain_fewer(key, predicted, found, cost, paths, unneeded)}" for key in sorted(fewer)
+            f"{differing[key]}: {explain_fewer(key, predicted, found, cost.lines, paths, unneeded)}"
+            for key in sorted(fewer)
         ),
-        of_the_model=tuple(line for line in found if line.key in own),
+        of_the_model=tuple(line for line in found if line.key in asked),
     )
 
 
@@ -156,22 +157,6 @@ def _exceeds(
     return any(getattr(has, figure) > getattr(expected, figure) for figure in compared)
 
 
-def _models_own(
-    step: Step, abstract: dict[str, jax.ShapeDtypeStruct], predicted: Iterable[Collective], found: Iterable[Collective]
-) -> set[CollectiveKey]:
-    """Returns the kind of all-reduce that a model adds by summing over the rows of all devices."""
-    model, key = step.given_model, ("all-reduce", step.plan.batch_axes)
-    more = (abstract_model_state(model, step.precision.params),) if has_state(model) else ()
-    rows = jax.eval_shape(lambda batch: cast_inputs(batch, step.precision.compute), abstract)
-    params = abstract_parameters(model, step.precision)
-    try:
-        asks = uses_batch_axes(model.loss, params, rows, jax.eval_shape(lambda: make_key(0)), *more)
-    except Exception:  # a model that runs on its mesh alone
-        return set()
-    strategies = _subtract(predicted, sums_over_rows(model, step.plan, abstract, step.plan.platform))
-    return {key} if asks and _includes(found, strategies, key) else set()
-
-
 def _same_sums(some: Iterable[Collective], others: Iterable[Collective], key: CollectiveKey) -> bool:
     """Returns whether the same bytes are summed in a different number of all-reduces, since XLA may combine them."""
     first = amount(some, key)
@@ -185,12 +170,10 @@ def _includes(found: Iterable[Collective], others: Iterable[Collective], key: Co
     return rest.count >= 0 and rest.bytes >= 0
 
 
-def _subtract(lines: Iterable[Collective], taken: Collection[Collective]) -> tuple[Collective, ...]:
-    """Subtracts lines from lines; negative amounts become 0."""
+def _subtract(lines: Iterable[Collective], taken: Sequence[Collective]) -> list[Collective]:
+    """Returns what remains of merged lines without some collectives, which they include."""
     remaining: list[Collective] = []
     for line in lines:
         less = amount(taken, line.key)
-        rest = replace(line, count=max(line.count - less.count, 0), bytes=max(line.bytes - less.bytes, 0))
-        if rest.count or rest.bytes:
-            remaining.append(rest)
-    return tuple(remaining)
+        remaining.append(replace(line, count=line.count - less.count, bytes=line.bytes - less.bytes))
+    return remaining

@@ -218,7 +218,7 @@ def list_unchecked(
         f"later tokens ({future.untried})": future.untried,
         "a term of the loss that all positions of a row share (later tokens change it)": future.shared,
         "random numbers (the loss does not depend on the key)": not random,
-        "the bytes of the model's own sums over the batch axes": measured.collectives.of_the_model,
+        "the bytes of the model's own collectives": measured.collectives.has_unpredicted_of_the_model,
         f"clipping (no norm was over {clip_norm:g})": clip_norm and max(norms) <= clip_norm,
         f"gradients that are zero on one device ({some(frozen)})": frozen,
         f"updates of parameters that do not change on one device ({some(still)})": still,

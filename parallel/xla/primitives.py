@@ -29,7 +29,10 @@ SUMS = frozenset(("psum", "psum2", "psum_invariant"))
 REDUCTIONS = SUMS | {"pmax", "pmin"}
 """Primitives that reduce over devices, with the result on all of them."""
 
-COLLECTIVES = frozenset(("ppermute", "all_to_all", "ragged_all_to_all")) | REDUCTIONS | SCATTERS | GATHERS
+EXCHANGES = {"ppermute": "collective-permute", "all_to_all": "all-to-all", "ragged_all_to_all": "ragged-all-to-all"}
+"""Primitives that exchange parts between devices, and the kinds of their collectives in HLO."""
+
+COLLECTIVES = frozenset(EXCHANGES) | REDUCTIONS | SCATTERS | GATHERS
 """Primitives that move data between devices."""
 
 PRODUCTS = frozenset(

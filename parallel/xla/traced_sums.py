@@ -1,10 +1,12 @@
-"""Predicts, from a traced program, the all-reduces that XLA will compile.
+"""Predicts, from a traced program, the collectives of a model that XLA will compile.
 
-    unused              XLA removes an all-reduce that no result depends on
-    independent         XLA combines all-reduces of one kind over the same axes into one
+    unused              XLA removes a collective that no result depends on
+    independent         XLA combines all-reduces of one kind over the same axes into one, and no other collectives
     inside a loop       counts once per turn, and is not combined with those outside
+    of a strategy       is not counted (`strategy_scope`): the costs of the strategies are
 
-Their number is therefore the length of the longest chain in which each depends on the previous one; bytes add up.
+The number of all-reduces is therefore the length of the longest chain in which each depends on the previous one; bytes
+add up.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,10 +14,10 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from ...mesh.compat import Equation, Variable, is_literal
-from ..collectives import Collective, wire_bytes
+from ...mesh.compat import Equation, Variable, is_literal, name_scopes
+from ..collectives import STRATEGY_SCOPE, Collective, wire_bytes
 from .graph import Graph, dependencies, inner_programs
-from .primitives import REDUCTIONS, SUMS
+from .primitives import EXCHANGES, GATHERS, REDUCTIONS, SCATTERS, SUMS
 
 
 class SumKey(NamedTuple):
@@ -92,6 +94,57 @@ def _reductions(
         places.update(dict.fromkeys(eqn.outvars, behind))
 
 
+def other_collectives(graph: Graph, *, sizes: Mapping[str, int], platform: str) -> list[Collective]:
+    """Returns the collectives of a program that are not all-reduces, one line for each.
+
+    Args:
+        graph: The program.
+        sizes: Mesh axis -> size, in the order of the mesh.
+        platform: The platform of the program.
+    """
+    lines: list[Collective] = []
+    for eqn in dependencies(graph, graph.outputs)[0]:
+        if _is_of_strategy(eqn):
+            continue
+        lines += _exchange(eqn, sizes, platform)
+        for inner in inner_programs(eqn):
+            found = other_collectives(_graph_of(inner), sizes=sizes, platform=platform)
+            lines += [line.times(eqn.params.get("length", 1)) for line in found]
+    return lines
+
+
+def _exchange(eqn: Equation, sizes: Mapping[str, int], platform: str) -> list[Collective]:
+    """Returns the line of an operation that gathers, scatters or exchanges over several devices; otherwise none."""
+    kind = _KINDS.get(eqn.primitive.name)
+    if kind is None:
+        return []
+    given = eqn.params["axis_name"]
+    names = given if isinstance(given, tuple | list) else (given,)
+    axes = tuple(axis for axis, size in sizes.items() if axis in names and size > 1)
+    if not axes:
+        return []
+    arrays = eqn.outvars if kind == "all-gather" else eqn.invars
+    moved = sum(each.aval.size * wire_bytes(each.aval.dtype, platform) for each in arrays)
+    return [Collective(kind, axes, 1, moved)]
+
+
+_KINDS = {
+    **dict.fromkeys(GATHERS, "all-gather"),
+    **dict.fromkeys(SCATTERS, "reduce-scatter"),
+    **EXCHANGES,
+}
+"""Primitive -> the kind of its collective in a compiled program."""
+
+
+def _is_of_strategy(eqn: Equation) -> bool:
+    return STRATEGY_SCOPE in name_scopes(eqn)
+
+
+def _graph_of(program: Any) -> Graph:
+    """Returns a program inside an operation as a graph."""
+    return Graph(list(program.eqns), list(program.invars), list(program.outvars), {}, program)
+
+
 def sum_key(axes: Sequence[str], dtype: Any, platform: str) -> SumKey:
     """Returns the key of a floating-point sum."""
     return SumKey("sum", tuple(axes), f"f{wire_bytes(dtype, platform)}")
@@ -99,7 +152,7 @@ def sum_key(axes: Sequence[str], dtype: Any, platform: str) -> SumKey:
 
 def _key(eqn: Equation, sizes: Mapping[str, int], platform: str) -> SumKey | None:
     """Returns the key of an operation; None if it is not an all-reduce, or over one device."""
-    if eqn.primitive.name not in REDUCTIONS:
+    if eqn.primitive.name not in REDUCTIONS or _is_of_strategy(eqn):
         return None
     axes = tuple(axis for axis, size in sizes.items() if axis in eqn.params["axes"] and size > 1)
     dtype = eqn.invars[0].aval.dtype
@@ -116,7 +169,7 @@ def _inside(eqn: Equation, sizes: Mapping[str, int], platform: str) -> list[Coll
     """Returns the all-reduces of the programs inside an operation: for a loop, once per turn."""
     lines = []
     for inner in inner_programs(eqn):
-        part = Graph(list(inner.eqns), list(inner.invars), list(inner.outvars), {}, inner)
+        part = _graph_of(inner)
         lines_of_turn = all_reduces(part, inner.outvars, SumKey("", (), ""), sizes=sizes, platform=platform)
         lines += [line.times(eqn.params.get("length", 1)) for line in lines_of_turn]
     return lines

@@ -7,7 +7,8 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import pytest
-from spmdkit.parallel import FSDPConfig, verify
+from jax import lax
+from spmdkit.parallel import FSDPConfig, batch_axes, verify
 from spmdkit.parallel.verification.result import NOT_FINITE
 from support import toy
 from support.verification import (
@@ -64,6 +65,27 @@ def test_blocks_accumulation_and_rules_over_an_axis_of_xla():
     result = verify(BLOCK_MODEL, strategy, given, rules=rules, accumulate=2, clip_norm=0.5)
     assert result.ok, str(result)
     assert any("tensor" in line.axes for line in result.collectives.left_to_xla)
+
+
+def test_lists_gathers_of_a_contrastive_loss_as_the_models_own():
+    def contrastive(params, batch, key):
+        vectors = jnp.tanh(batch["inputs"] @ params["first"]) * params["scale"][None]
+        own = {"vectors": vectors, "example": batch["example"], "weights": batch["weights"]}
+        of_all = lax.all_gather(own, batch_axes(), tiled=True)
+        scores = jnp.where(
+            of_all["weights"][None] > 0, (vectors @ params["second"]) @ params["second"].T @ of_all["vectors"].T, -1e9
+        )
+        same = batch["example"][:, None] == of_all["example"][None]
+        losses = -jnp.where(same, jax.nn.log_softmax(scores), 0).sum(axis=1)
+        return (losses * batch["weights"]).sum(), batch["weights"].sum()
+
+    result = verified(replace(MODEL, loss=contrastive))
+    assert result.ok, str(result)
+    assert "collectives" in result.proved
+    assert result.collectives.found == result.collectives.predicted
+    own = {line.key for line in result.collectives.of_the_model}
+    assert own == {("all-gather", ("data", "fsdp")), ("reduce-scatter", ("data", "fsdp"))}
+    assert "with the model's own" in str(result)
 
 
 def test_reports_nonfinite_model():

@@ -1,14 +1,16 @@
-"""All-reduces read from a traced program are those of the compiled one."""
+"""Collectives read from a traced program are those of the compiled one."""
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
-from spmdkit.parallel.collectives import Collective, merge, vary
+from spmdkit.parallel.collectives import Collective, merge, strategy_scope, vary
 from spmdkit.parallel.xla.census import census
 from spmdkit.parallel.xla.graph import trace
-from spmdkit.parallel.xla.traced_sums import SumKey, all_reduces, sum_key
+from spmdkit.parallel.xla.traced_sums import SumKey, all_reduces, other_collectives, sum_key
 from support import toy
 
 MESH = toy.mesh(data=2, fsdp=2)
@@ -71,11 +73,19 @@ NONE = SumKey("", (), "")
 
 
 def traced(function, first=None, after=NONE):
+    def sums(graph):
+        return all_reduces(graph, graph.outputs[:first], after, sizes=SIZES, platform="cpu")
+
+    return read(function, sums)
+
+
+def read(function, lines_of):
+    """What is read from the traced program of a function on the mesh."""
     found = []
 
     def look(x):
         graph, _ = trace(function, x)
-        found[:] = all_reduces(graph, graph.outputs[:first], after, sizes=SIZES, platform="cpu")
+        found[:] = lines_of(graph)
         return x
 
     spec = PartitionSpec(BOTH)
@@ -93,6 +103,53 @@ def test_they_are_those_of_the_compiled_program(function, counts):
     found = merge(traced(spread(function)))
     assert found == compiled(spread(function))
     assert sum(line.count for line in found) == counts
+
+
+def gathered_gradient(x):
+    """The gradient of gathered rows is scattered; a gather that nobody reads is removed."""
+
+    def loss(x):
+        of_all = lax.all_gather(x, BOTH, tiled=True)
+        unused = lax.all_gather(jnp.cos(x), BOTH, tiled=True)
+        del unused
+        return jnp.sin(x @ of_all.T).sum()
+
+    return jax.grad(loss)(x)
+
+
+def exchanged(x):
+    """One exchange, and a permute in each of three turns."""
+
+    def turn(carry, _):
+        return jnp.sin(lax.ppermute(carry, "data", [(0, 1), (1, 0)])), None
+
+    swapped = lax.all_to_all(x, "fsdp", 0, 0, tiled=True)
+    return lax.scan(turn, swapped, length=3)[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "counts"),
+    [
+        (gathered_gradient, {"all-gather": 1, "reduce-scatter": 1}),
+        (exchanged, {"all-to-all": 1, "collective-permute": 3}),
+    ],
+    ids=lambda given: getattr(given, "__name__", None),
+)
+def test_gathers_and_exchanges_are_those_of_the_compiled_program(function, counts):
+    found = merge(read(spread(function), partial(other_collectives, sizes=SIZES, platform="cpu")))
+    assert found == compiled(spread(function))
+    assert {line.kind: line.count for line in found} == counts
+
+
+def test_does_not_count_collectives_of_strategies():
+    def gathered(x):
+        with strategy_scope():
+            whole = lax.all_gather(x, BOTH, tiled=True)
+            summed = lax.psum(x, BOTH)
+        return whole[: len(x)] + summed
+
+    assert read(gathered, partial(other_collectives, sizes=SIZES, platform="cpu")) == []
+    assert traced(gathered) == []
 
 
 def test_what_is_waited_for_comes_before_the_last_one_and_the_rest_goes_with_it():

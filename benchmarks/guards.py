@@ -55,6 +55,7 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace) -> None:
     """Runs the turns in one process; process 0 prints the figures."""
+    from spmdkit.checkpoints.replicas import ReplicaCheck
     from spmdkit.configs import load_config
     from spmdkit.launch.startup.worker import joins_processes
     from spmdkit.mesh.processes import is_main_process
@@ -77,7 +78,7 @@ def measure(arguments: argparse.Namespace) -> None:
         built.step.compile(built.batch)
         folder = Path(arguments.folder)
         guards = Guards(config.guards, config.timeouts, lambda line: None)
-        guards.open(built, folder, 0)
+        guards.open(ReplicaCheck(built.step.abstract_state()), folder, 0)
         turns = Turns(built, guards, arguments.steps)
         turns.run(on=True), turns.run(on=False)  # connections and caches
         pairs = [turns.pair(on_first=number % 2 == 0) for number in range(arguments.pairs)]

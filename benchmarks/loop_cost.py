@@ -35,6 +35,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from rich.console import Console
+from spmdkit.checkpoints.replicas import ReplicaCheck
 from spmdkit.configs import load_config
 from spmdkit.mesh.devices import simulate
 from spmdkit.runtime.build_run import build, configured_callbacks
@@ -92,7 +93,7 @@ class Contestant:
         self.recorder = Recorder(built, self.display, run, self.conductor)
         stack.enter_context(self.recorder.open(self.folder, 0))
         stack.callback(self.conductor.close)
-        self.guards.open(built, self.folder, 0)
+        self.guards.open(ReplicaCheck(built.step.abstract_state()), self.folder, 0)
         stack.enter_context(self.guards.watching())
         self.state = self.conductor.begin(self.state)
 

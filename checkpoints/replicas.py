@@ -23,7 +23,7 @@ from ..layouts.paths import leaves_with_paths, some
 from ..layouts.sizes import array_bytes
 from ..mesh.compat import Device
 from ..mesh.devices import device_name
-from ..mesh.errors import TryAgain, first_lines
+from ..mesh.errors import TryAgain, UserError, first_lines
 from .checksums import checksums
 
 MAX_ARRAYS = 4
@@ -33,6 +33,10 @@ MAX_DEVICES = 6
 
 class ReplicasDiffer(TryAgain):
     """The replicas of an array differ; the same command continues from the last checkpoint."""
+
+
+class StartDiffers(UserError):
+    """Before the first step, devices hold different values of one array: they would train different models."""
 
 
 class Difference(NamedTuple):
@@ -130,6 +134,22 @@ class ReplicaCheck:
         """
         if self.paths and (found := self.differences(self.begin(state))):
             raise ReplicasDiffer(f"{self.describe(number, found)}\nThe state was not saved; earlier checkpoints stay.")
+
+    def check_start(self, state: Any, advice: str) -> None:
+        """Compares the replicas of a state before its first step; waits for the devices.
+
+        Args:
+            state: Arrays structured and laid out like `abstract_state`.
+            advice: The likely cause and its fix, one or more sentences.
+
+        Raises:
+            StartDiffers: Some differ; they are named. Every process finds the same.
+        """
+        found = self.differences(self.begin(state)) if self.paths else []
+        if found:
+            begin = "Before the first step, devices that hold copies of the same array hold other values:"
+            lines = first_lines([self._line(each) for each in found], MAX_ARRAYS)
+            raise StartDiffers("\n  ".join([begin, *lines]) + f"\n{advice} Nothing was trained.")
 
     def describe(self, number: int, found: Sequence[Difference]) -> str:
         """Returns the lines of an error: each array with the devices that differ.

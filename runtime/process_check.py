@@ -6,7 +6,8 @@ and the first differences.
 
     at the start                      versions, devices, settings, every key of the config    nothing is built
     once the directory is read        the latest checkpoint                                   nothing is compiled
-    before the first step             data, layouts, the program, settings again              everything is compiled
+    before the first step             data, layouts, the programs, settings again             everything is compiled
+    after `init`                      the values of arrays that several devices hold          nothing is trained
     once process 0 owns run.dir       the directory itself                                    nothing else is written
 
 Settings are those of JAX and XLA that change a program or its numbers: XLA_FLAGS, `jax.config`, and some variables.
@@ -114,6 +115,36 @@ def agree_on_start(built: Built, provenance: Provenance) -> None:
         **numeric_settings(os.environ, jax_settings()),  # the user's own modules may have changed some
     }
     agree("start", found, built.config.timeouts.rendezvous)
+
+
+NOT_FROM_THE_KEY = (
+    "is not deterministic: it takes numbers from something else than its key, such as np.random without a seed, a "
+    "clock, or a file that differs between hosts. Draw every number from the key (jax.random)"
+)
+
+
+def agree_on_init(built: Built, name: str, *, draws: bool) -> None:
+    """Checks that all processes are about to create the first state with the same programs.
+
+    A number that `init` takes from NumPy or from the clock while it is traced is a constant of its program.
+
+    Args:
+        built: The run, which starts at step 0.
+        name: The name of this comparison, used once.
+        draws: Whether the model draws its parameters; False if they are read from files.
+
+    Raises:
+        Disagreement: They differ; names the differences and the ranks.
+        ProcessesMissing: Some did not answer within `timeouts.rendezvous`.
+    """
+    if jax.process_count() == 1:
+        return
+    programs = built.step.lower_init(draws=draws)
+    found = {
+        f"the program that creates {created} (StableHLO)": short_hash(lowered.as_text())
+        for created, lowered in programs.items()
+    }
+    agree(name, found, built.config.timeouts.rendezvous, f"init {NOT_FROM_THE_KEY}")
 
 
 def numeric_settings(environ: Mapping[str, str], settings: Mapping[str, object]) -> dict[str, str]:

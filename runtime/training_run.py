@@ -7,12 +7,13 @@ first batch are read, and all processes agree.
 from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, islice
 
 import numpy as np
 
 from ..checkpoints.damage import DamagedCheckpoint, SaveFailed
-from ..checkpoints.replicas import ReplicasDiffer
+from ..checkpoints.replicas import ReplicaCheck, ReplicasDiffer, StartDiffers
 from ..data.batches import check_form, further_batches
 from ..mesh.exit_codes import FINISHED, TRY_AGAIN
 from ..mesh.processes import is_main_process, local_copy
@@ -32,12 +33,23 @@ from .explain import Explanation, explain_built
 from .finish import Ending, Reporter, baselines, describe_losses, measured_memory, sample_text, writes_text
 from .goodput import GOODPUT, read_goodput
 from .ownership import DirectoryInUse
-from .process_check import agree_on_start, check_same_step
+from .process_check import (
+    NOT_FROM_THE_KEY,
+    agree_on_init,
+    agree_on_start,
+    check_same_step,
+    wait_until_all_know,
+)
 from .provenance import Provenance
 from .rollbacks import batches_after, check_first_batch, check_position
 from .run_context import RunContext, StepHooks
 from .run_directory import claim_directory, write_config
 from .warm_start import WarmStart
+
+FILES_DIFFER = (
+    "The parameters were read from files (model.folder, checkpoint.start_from), which must be the same on all hosts."
+)
+OR_A_DEVICE = "If that is not the cause, a device computes wrongly: spmdkit doctor tests each one."
 
 
 @dataclass(kw_only=True)
@@ -96,7 +108,7 @@ class TrainingRun(RunContext):
             if self.reporter is not None and is_main_process():
                 self.reporter.start(self.built, explanation, self.folder)
             if self.start < self.config.train.steps and not ended:
-                self.guards.open(self.built, self.folder, self.start)
+                self.guards.open(self.replicas, self.folder, self.start)
                 with self.guards.watching():
                     state = self.train(state, chain(first, batches), reading)
                 if goodput := read_goodput(self.folder / GOODPUT):
@@ -243,7 +255,7 @@ class TrainingRun(RunContext):
     def first_state(self) -> tuple[TrainState, Iterable[int], str]:
         """Returns the state to start from, the steps of corrupt checkpoints, and why callbacks ended the run, or ""."""
         if self.start == 0:
-            return self.built.step.init(self.config.run.seed, self.first_params()), (), ""
+            return self.create_state(), (), ""
         restored = self.checkpoints.restore_newest(self.config.timeouts.rendezvous, self.display.message)
         self.start = self.hooks.seen.start = restored.step
         self.display.message(f"Resuming {self.folder} at step {self.start} of {self.config.train.steps}.")
@@ -254,6 +266,25 @@ class TrainingRun(RunContext):
         like = self.built.step.abstract_state()
         return stored_order(self.built.layouts).to_stored(restored.state, like), restored.damaged, ended
 
+    def create_state(self) -> TrainState:
+        """Returns the state of step 0, after all processes have compared its programs and its values.
+
+        Raises:
+            Disagreement: The programs differ between processes.
+            StartDiffers: Devices hold different values of an array.
+        """
+        params = self.first_params()
+        drawn = params is None
+        agree_on_init(self.built, f"init, {len(self.rollbacks)}", draws=drawn)
+        state = self.built.step.init(self.config.run.seed, params)
+        origin = f"The init of {self.built.model.name} {NOT_FROM_THE_KEY}." if drawn else FILES_DIFFER
+        try:
+            self.replicas.check_start(state, f"{origin} {OR_A_DEVICE}")
+        except StartDiffers:
+            wait_until_all_know()
+            raise
+        return state
+
     def first_params(self) -> Params | None:
         """Returns the parameters of step 0; None if the step initializes them."""
         if self.warm_start is not None:
@@ -261,6 +292,11 @@ class TrainingRun(RunContext):
             return self.warm_start.params()
         run = self.config.run
         return initial_params(self.config.model, self.built.model, run.search_path, seed=run.seed)
+
+    @cached_property
+    def replicas(self) -> ReplicaCheck:
+        """The comparison of the arrays that several devices hold."""
+        return ReplicaCheck(self.built.step.abstract_state())
 
     @property
     def after_step(self) -> Callable[[int, TrainState], None] | None:

@@ -63,6 +63,25 @@ class Step:
     def __repr__(self) -> str:
         return f"Step({self.plan.title})"
 
+    def lower_init(self, *, draws: bool = True) -> dict[str, jax.stages.Lowered]:
+        """Lowers the programs of `init`, to compare them between processes; touches no device.
+
+        Args:
+            draws: Whether the model draws its parameters; False if they are given.
+
+        Returns:
+            What a program creates -> the program.
+        """
+        abstract = self.abstract_state()
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+        key_data = jax.ShapeDtypeStruct(abstract.key.shape, abstract.key.dtype)
+        programs = {"the optimizer's state": self._jit_first_state(shardings).lower(abstract.params, key_data)}
+        if draws:
+            programs["the parameters"] = self._jit_draw(shardings).lower(key_data)
+        if has_state(self.model):
+            programs["the model's state"] = self._jit_model_state(shardings).lower(key_data)
+        return programs
+
     def init(self, seed: int, params: Params | None = None) -> TrainState:
         """Creates the initial state. Every array is created in its own layout.
 
@@ -79,15 +98,13 @@ class Step:
         key_data = jax.random.key_data(make_key(seed))
         if params is None:
             # In a program of their own, parameters have the same bits for every strategy.
-            params = jax.jit(self._draw_params, out_shardings=shardings.params)(key_data)
+            params = self._jit_draw(shardings)(key_data)
         else:
             params = place_params(params, abstract.params, stored_order(self.plan))
-        make = jax.jit(self._first_state, out_shardings=shardings._replace(model_state=()), donate_argnums=0)
-        state = make(params, key_data)
+        state = self._jit_first_state(shardings)(params, key_data)
         if not has_state(self.model):
             return state
-        first = partial(first_model_state, self.model, self.precision.params)
-        return state._replace(model_state=jax.jit(first, out_shardings=shardings.model_state)(key_data))
+        return state._replace(model_state=self._jit_model_state(shardings)(key_data))
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         """Runs one step. The given state is donated and must not be used again.
@@ -219,6 +236,16 @@ class Step:
             platform: The platform of the step ("cpu", "cuda", ...); by default that of the mesh's devices.
         """
         return merge(step_cost(self.given_model, self.plan, abstract_batch, platform or self.plan.platform))
+
+    def _jit_draw(self, shardings: TrainState) -> "jax.stages.Wrapped":
+        return jax.jit(self._draw_params, out_shardings=shardings.params)
+
+    def _jit_first_state(self, shardings: TrainState) -> "jax.stages.Wrapped":
+        return jax.jit(self._first_state, out_shardings=shardings._replace(model_state=()), donate_argnums=0)
+
+    def _jit_model_state(self, shardings: TrainState) -> "jax.stages.Wrapped":
+        first = partial(first_model_state, self.model, self.precision.params)
+        return jax.jit(first, out_shardings=shardings.model_state)
 
     def _draw_params(self, key_data: Array) -> Params:
         """Returns the parameters drawn by the model's init, in the stored dtype and order. Traced."""

@@ -17,7 +17,6 @@ from ...mesh.processes import is_main_process
 from ...parallel.step.state import TrainState
 from ...training.steps.late_log import RUN_AHEAD
 from ...training.times import Times, process_age
-from ..build_run import Built
 from ..goodput import GOODPUT, Ledger
 from .replica_guard import ReplicaGuard, describe_coverage
 from .stragglers import OwnWork, Stragglers
@@ -51,18 +50,17 @@ class Guards:
         self._ledger: Ledger | None = None
         self._started = 0
 
-    def open(self, built: Built, folder: Path, start: int) -> None:
+    def open(self, check: ReplicaCheck, folder: Path, start: int) -> None:
         """Opens the ledger and compiles the replica comparison. Every process of the run calls this.
 
         Args:
-            built: The run.
+            check: The comparison for the state of the run.
             folder: The run directory.
             start: Steps done.
         """
         if is_main_process() and self._config.ledger:
             self._ledger = Ledger(folder / GOODPUT, step=start, began=self._began)
         every = self._config.replicas_every
-        check = ReplicaCheck(built.step.abstract_state())
         if check.paths:
             self.times.switch("compile")
             self._replicas = ReplicaGuard(check, folder, every, self._say, seconds=self._rendezvous)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from spmdkit.checkpoints.replicas import ReplicaCheck
+from spmdkit.checkpoints.replicas import ReplicaCheck, StartDiffers
 from spmdkit.configs import load_config
 from spmdkit.data.batches import train_batches
 from spmdkit.mesh.device_mesh import DeviceMesh
@@ -51,6 +51,20 @@ def test_blames_neither_of_two_replicas():
     check = ReplicaCheck(state)
     (found,) = differences(check, flip_in(state, "pair", check.devices[5]))
     assert found == ("pair", (1, 5), ())
+
+
+def test_a_first_state_that_differs_is_a_mistake_of_the_user():
+    state = {"params/w": laid_out(("fsdp",)), "own": laid_out((("data", "fsdp"),))}
+    check = ReplicaCheck(state)
+    check.check_start(state, "unused")
+    with pytest.raises(StartDiffers) as caught:
+        check.check_start(flip_in(state, "params/w", check.devices[5]), "Correct init.")
+    assert caught.value.exit_code == 2
+    assert str(caught.value) == (
+        "Before the first step, devices that hold copies of the same array hold other values:\n  "
+        "params/w: cpu:1 (rank 0), cpu:5 (rank 0) differ from each other; with no majority, any may be at fault\n"
+        "Correct init. Nothing was trained."
+    )
 
 
 def test_compares_only_arrays_with_replicas():

@@ -28,6 +28,35 @@ def test_rejects_different_jax_setting_on_one_rank(tmp_path):
     assert not (tmp_path / "run").exists(), "nothing was trained, nothing was written"
 
 
+RANDOM_INIT = """
+import jax, numpy as np
+from spmdkit.parallel import Model
+
+def init(key):
+    return {"w": np.random.standard_normal((64, 10)).astype(np.float32)}
+
+def loss(params, batch, key):
+    wrong = jax.nn.one_hot(batch["targets"], 10) - batch["inputs"] @ params["w"]
+    return ((wrong**2).mean(axis=1) * batch["weights"]).sum(), batch["weights"].sum()
+
+def make():
+    return Model(init=init, loss=loss)
+"""
+
+
+@pytest.mark.faults
+def test_rejects_an_init_that_differs_between_processes_without_shared_arrays(tmp_path):
+    """Every device holds its own part of the parameters, so no comparison of values can find it."""
+    (tmp_path / "random_init.py").write_text(RANDOM_INIT)
+    strategy = {"fsdp": {"size": 2, "floor_bytes": 1}}
+    config = write_config(tmp_path, model={"name": "random_init:make", "check": "off"}, strategy=strategy)
+    for each in wait(start(config, [["run.simulate=0"], ["run.simulate=0"]], devices=1)):
+        assert each.code == 2, each.stderr
+        assert "the program that creates the parameters (StableHLO): " in each.stderr
+        assert "init is not deterministic" in each.stderr
+    assert not (tmp_path / "run").exists(), "nothing was trained, nothing was written"
+
+
 @pytest.mark.parametrize(
     ("rank", "own", "says"),
     [

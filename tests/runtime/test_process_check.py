@@ -4,15 +4,20 @@ import json
 from types import SimpleNamespace
 
 import jax
+import numpy as np
+import optax
 import pytest
 from spmdkit.configs import load_config
+from spmdkit.configs.schema import Config
 from spmdkit.mesh.compat import jax_settings
+from spmdkit.parallel import Model, build_step, lay_out
 from spmdkit.runtime import ownership
 from spmdkit.runtime import process_check as agreement
 from spmdkit.runtime.process_check import (
     Disagreement,
     NotShared,
     agree_on_config,
+    agree_on_init,
     agree_on_start,
     check_shared,
     numeric_settings,
@@ -97,6 +102,64 @@ def test_compares_only_the_modules_that_the_config_names(ranks, tmp_path, monkey
         made_of = Provenance("", "", {module: (f"{module}.py", hashed) for module, hashed in code.items()})
         agree_on_start(built, made_of)  # pyright: ignore[reportArgumentType]
     assert sent[0] == sent[1] != sent[2]
+
+
+def random_init(key):
+    return {"w": jax.random.normal(key, (4,)) + np.random.standard_normal(4)}
+
+
+def seeded_init(key):
+    return {"w": jax.random.normal(key, (4,)) + np.random.default_rng(0).standard_normal(4)}
+
+
+def built_with(init, optimizer=None):
+    model = Model(init=init, loss=lambda params, batch, key: (params["w"].sum(), 1.0))
+    step = build_step(model, optimizer or optax.sgd(0.1), lay_out(model, {"data": 8}))
+    return SimpleNamespace(step=step, config=Config())
+
+
+def process(init, optimizer, monkeypatch):
+    """Returns the text that a process with this model and optimizer sends."""
+    sent = []
+    monkeypatch.setattr(agreement, "exchange", lambda name, text, **options: sent.append(text) or [text])
+    agree_on_init(built_with(init, optimizer), "init, 0", draws=True)  # pyright: ignore[reportArgumentType]
+    return sent[0]
+
+
+def drawn_by_numpy(params):
+    return jax.tree.map(lambda leaf: leaf + np.random.standard_normal(leaf.shape), params)
+
+
+NOISY = optax.GradientTransformation(drawn_by_numpy, lambda updates, state, params=None: (updates, state))
+
+
+@pytest.mark.parametrize(
+    ("init", "optimizer", "program"),
+    [(random_init, None, "the parameters"), (seeded_init, NOISY, "the optimizer's state")],
+)
+def test_refuses_an_init_that_draws_numbers_outside_its_key(init, optimizer, program, ranks, monkeypatch):
+    ranks()
+    other = process(init, optimizer, monkeypatch)
+    monkeypatch.setattr(agreement, "exchange", lambda name, text, **options: [text, other])
+    with pytest.raises(Disagreement) as caught:
+        agree_on_init(built_with(init, optimizer), "init, 0", draws=True)  # pyright: ignore[reportArgumentType]
+    assert caught.value.exit_code == 2
+    (line,) = [line for line in str(caught.value).splitlines() if line.startswith("  ")]
+    assert line.startswith(f"  the program that creates {program} (StableHLO): ")
+    assert "init is not deterministic: it takes numbers from something else than its key" in str(caught.value)
+
+
+def test_an_init_that_follows_from_its_key_is_the_same_program_everywhere(ranks, monkeypatch):
+    ranks()
+    assert process(seeded_init, None, monkeypatch) == process(seeded_init, None, monkeypatch)
+
+
+def test_given_parameters_are_not_drawn(ranks, monkeypatch):
+    ranks()
+    sent = []
+    monkeypatch.setattr(agreement, "exchange", lambda name, text, **options: sent.append(text) or [text])
+    agree_on_init(built_with(random_init), "init, 0", draws=False)  # pyright: ignore[reportArgumentType]
+    assert list(json.loads(sent[0])) == ["the program that creates the optimizer's state (StableHLO)"]
 
 
 def test_names_the_fix_of_the_caller(ranks):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from ...checkpoints.manager import Checkpoints
 from ...checkpoints.replicas import ReplicaCheck
 from ...mesh.errors import UserError, counted
@@ -25,6 +27,12 @@ from .callback import Run
 from .callback_catalog import check_callback
 from .conductor import Conductor
 from .rate_factor import LEARNING_RATE, factors_of
+
+GIVEN_STATE = (
+    "The state that fit got must be the same in all processes: init must draw every number from its key (jax.random), "
+    "and given parameters must be those of the same files. If that is not the cause, a device computes wrongly: "
+    "spmdkit doctor tests each one."
+)
 
 
 class Fitted(NamedTuple):
@@ -146,6 +154,7 @@ def fit(
         Interrupted: SIGINT (Ctrl-C) ended training after a whole step, which was saved if there are `checkpoints`.
         UserError: A callback cannot work, or fails; `num_steps` is missing, or the batches end before it.
         Diverged: The loss is not finite.
+        StartDiffers: Before the first step, processes hold different values of an array.
         ReplicasDiffer: Before a save, devices that hold copies of the same array differ; nothing is saved.
     """
     num_steps = start + _count_batches(batches) if num_steps is None else num_steps
@@ -208,6 +217,8 @@ class _Call:
         """Trains, and returns the result and the signal that ended training, or ""."""
         self._replicas = ReplicaCheck(state)
         self._records: list[dict[str, Any]] = []
+        if jax.process_count() > 1 and self.run.start == 0:
+            self._replicas.check_start(state, GIVEN_STATE)
         with stops_on_signals() as gate:
             self._conductor = self._make_conductor(gate)
             if self.run.start and self.checkpoints is not None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 from spmdkit.checkpoints.manager import Checkpoints
+from spmdkit.checkpoints.replicas import ReplicaCheck
 from spmdkit.configs import load_config
 from spmdkit.launch.cli import main
 from spmdkit.mesh.processes import local_copy
@@ -52,7 +53,7 @@ def test_what_is_off_stands_in_no_ones_way(tmp_path):
 def test_the_ledger_needs_no_comparison_and_holds_steps_that_the_devices_have_done(tmp_path, monkeypatch):
     config = load_config(write_config(tmp_path), [*OFF, "guards.ledger=true"])
     guards = Guards(config.guards, config.timeouts, lambda line: None)
-    guards.open(SimpleNamespace(step=SimpleNamespace(abstract_state=dict)), tmp_path, 10)
+    guards.open(ReplicaCheck({}), tmp_path, 10)
     monkeypatch.setattr(Ledger, "is_due", lambda self: True)
     guards.times.switch("step")
     guards.after_step(40, {})

@@ -152,9 +152,8 @@ def fit(
 
     Raises:
         Interrupted: SIGINT (Ctrl-C) ended training after a whole step, which was saved if there are `checkpoints`.
-        UserError: A callback cannot work, or fails; `num_steps` is missing, or the batches end before it.
+        UserError: A callback fails, `num_steps` is missing, batches end before it, or processes hold other states.
         Diverged: The loss is not finite.
-        StartDiffers: Before the first step, processes hold different values of an array.
         ReplicasDiffer: Before a save, devices that hold copies of the same array differ; nothing is saved.
     """
     num_steps = start + _count_batches(batches) if num_steps is None else num_steps

@@ -69,23 +69,30 @@ def write_comparison(path: Path, records: Sequence[RunRecord]) -> None:
         records: At least two runs in different directories.
     """
     names = short_names([record.folder for record in records])
-    differences = config_differences([record.config for record in records])
-    steps = [record.step for record in records]
-    times = [(name, record.goodput) for name, record in zip(names, records, strict=True) if record.goodput]
-    lengths = ", ".join(f"{name} {step:,}" for name, step in zip(names, steps, strict=True))
+    times = []
+    lengths = []
+    for name, record in zip(names, records, strict=True):
+        lengths.append(f"{name} {record.step:,}")
+        if record.goodput:
+            times.append((name, record.goodput))
+    have_same_length = len({record.step for record in records}) == 1
+    kinds = []
+    for kind, kind_name in NAMES.items():
+        if any(goodput.seconds.get(kind) for _, goodput in times):
+            kinds.append((kind, kind_name))
+    differences = []
+    for key, values in config_differences([record.config for record in records]).items():
+        differences.append((key, [NONE if value is MISSING else value_text(value) for value in values]))
     write_page(
         path,
         "comparison.html",
         runs=[(name, *run_look(number)) for number, name in enumerate(names)],
-        lengths=lengths if len(set(steps)) > 1 else "",
+        lengths="" if have_same_length else ", ".join(lengths),
         charts=_charts(names, records),
         figures=_figure_rows([final_figures(record) for record in records]),
         times=times,
-        kinds=[each for each in NAMES.items() if any(goodput.seconds.get(each[0]) for _, goodput in times)],
-        differences=[
-            (key, [NONE if value is MISSING else value_text(value) for value in values])
-            for key, values in differences.items()
-        ],
+        kinds=kinds,
+        differences=differences,
     )
 
 
@@ -96,13 +103,13 @@ def comparison_json(records: Sequence[RunRecord], page: Path) -> dict[str, Any]:
         `page`, `runs` (directory and figures of each run), `config_differences` (key -> a value for each run; None if
         the key is missing or null).
     """
-    differences = config_differences([record.config for record in records])
+    differences = {}
+    for key, values in config_differences([record.config for record in records]).items():
+        differences[key] = [None if value is MISSING else value for value in values]
     return {
         "page": str(page),
         "runs": [{"folder": str(record.folder), **final_figures(record)} for record in records],
-        "config_differences": {
-            key: [None if value is MISSING else value for value in values] for key, values in differences.items()
-        },
+        "config_differences": differences,
     }
 
 
@@ -111,17 +118,21 @@ def summarize(records: Sequence[RunRecord], page: Path) -> str:
     lines = []
     for record in records:
         figures = final_figures(record)
-        losses = [f"{ROWS[name].name} {loss_text(figures[name])}" for name in ("loss", "eval_loss") if name in figures]
-        of = f" of {record.steps:,}" if record.steps else ""
-        lines.append(f"{display_path(record.folder)}: {', '.join([f'step {record.step:,}{of}', *losses])}")
+        parts = [f"step {record.step:,}"]
+        if record.steps:
+            parts[0] += f" of {record.steps:,}"
+        for name in ("loss", "eval_loss"):
+            if name in figures:
+                parts.append(f"{ROWS[name].name} {loss_text(figures[name])}")
+        lines.append(f"{display_path(record.folder)}: {', '.join(parts)}")
     if len(records) > 1:
         differences = config_differences([record.config for record in records])
         lines.append(f"{counted(len(differences), 'key')} of their configs differ: {', '.join(differences) or 'none'}")
-    lines += [
-        f"{display_path(record.folder)}: report.json is missing; layouts, memory and collectives are not shown."
-        for record in records
-        if record.facts is None
-    ]
+    for record in records:
+        if record.facts is None:
+            lines.append(
+                f"{display_path(record.folder)}: report.json is missing; layouts, memory and collectives are not shown."
+            )
     return "\n".join([*lines, f"Wrote {display_path(page)}"])
 
 
@@ -147,41 +158,52 @@ def config_differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[A
         Key, as in key=value arguments -> its value in each config, `MISSING` if a config lacks it. A list is one
         value; `run.dir` is left out.
     """
-    found = unequal([flatten_mapping(config) for config in configs], MISSING)
-    return {key: values for key, values in found.items() if key != "run.dir"}
+    differences = unequal([flatten_mapping(config) for config in configs], MISSING)
+    differences.pop("run.dir", None)
+    return differences
 
 
 def _charts(names: Sequence[str], records: Sequence[RunRecord]) -> list[dict[str, Any] | None]:
     """Returns the two large charts of the losses first, then the small charts."""
 
     def overlay(title: str, key: str, write: Callable[[float], str], height: int = 150) -> dict[str, Any] | None:
-        series = [
-            Series(name, collect_points(record.metrics, key), *run_look(number))
-            for number, (name, record) in enumerate(zip(names, records, strict=True))
-        ]
+        series = []
+        for number, (name, record) in enumerate(zip(names, records, strict=True)):
+            color, is_dashed = run_look(number)
+            series.append(Series(name, collect_points(record.metrics, key), color, is_dashed))
         return make_chart(title, series, write=write, height=height)
 
-    figures = {key: figure for record in records for key, figure in figures_of(record.metrics).items()}
-    own = sorted({name for record in records for name in own_metrics(record.metrics)})
-    return [
+    figures: dict[str, tuple[str, Callable[[float], str]]] = {}
+    metric_names: set[str] = set()
+    for record in records:
+        figures |= figures_of(record.metrics)
+        metric_names.update(own_metrics(record.metrics))
+    charts = [
         overlay("Training loss", "loss", loss_text, 320),
         overlay("Evaluation loss", "eval_loss", loss_text, 240),
-        *(overlay(title, key, write) for key, (title, write) in figures.items()),
-        *(
-            overlay(title, key, three_digits)
-            for name in own
-            for title, key in ((name, name), (f"{name}, evaluation", f"eval_{name}"))
-        ),
     ]
+    for key, (title, write) in figures.items():
+        charts.append(overlay(title, key, write))
+    for name in sorted(metric_names):
+        charts.append(overlay(name, name, three_digits))
+        charts.append(overlay(f"{name}, evaluation", f"eval_{name}", three_digits))
+    return charts
 
 
 def _figure_rows(figures: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[tuple[str, bool, bool]]]]:
     """Yields the name of each figure, and for each run its text, True if it is the best, and True if it ties."""
-    own = {name: Row(name, three_digits) for each in figures for name in each if name not in ROWS}
-    for key, row in {**ROWS, **own}.items():
-        values = [each.get(key) for each in figures]
-        if numbers := [value for value in values if is_number(value)]:
-            texts = [row.write(value) if is_number(value) else NONE for value in values]
-            # compared as text: values that look the same tie
-            best = row.write(row.best(numbers)) if row.best and len(numbers) > 1 else None
-            yield row.name, [(text, text == best, text == best and texts.count(text) > 1) for text in texts]
+    rows = dict(ROWS)
+    for figures_of_run in figures:
+        for name in figures_of_run:
+            rows.setdefault(name, Row(name, three_digits))
+    for key, row in rows.items():
+        values = [figures_of_run.get(key) for figures_of_run in figures]
+        numbers = [value for value in values if is_number(value)]
+        if not numbers:
+            continue
+        texts = [row.write(value) if is_number(value) else NONE for value in values]
+        best = None
+        if row.best is not None and len(numbers) > 1:
+            best = row.write(row.best(numbers))  # compared as text: values that look the same tie
+        ties = best is not None and texts.count(best) > 1
+        yield row.name, [(text, text == best, text == best and ties) for text in texts]

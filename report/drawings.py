@@ -39,7 +39,9 @@ def axis_hue(axis: str) -> int:
 
 def part_hue(part: int, num_parts: int) -> float | None:
     """Returns the color of a part of an array, in degrees; None if the array has one part."""
-    return None if num_parts == 1 else round(250 + 360 * part / (num_parts + 1), 1) % 360
+    if num_parts == 1:
+        return None
+    return round(250 + 360 * part / (num_parts + 1), 1) % 360
 
 
 def part_name(part: int, num_parts: int) -> str:
@@ -82,19 +84,29 @@ def draw_mesh(
         place of a column, row, cell or grid is an ellipsis.
     """
     sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
-    axes = [axis for axis, size in sizes.items() if size > 1] or [mesh.axis_names[-1]]
-    *outer, down, across = axes if len(axes) > 1 else ["", *axes]
-    columns, rows = shorten(range(sizes[across]), max_columns), shorten(range(sizes.get(down, 1)), MAX_ROWS)
+    axes = list(mesh.split_axes) or [mesh.axis_names[-1]]
+    if len(axes) == 1:
+        axes = ["", *axes]
+    *outer, down, across = axes
+    columns = shorten(range(sizes[across]), max_columns)
+    rows = shorten(range(sizes.get(down, 1)), MAX_ROWS)
 
     def draw_cell(place: Mapping[str, int | None]) -> Cell | None:
-        return None if None in place.values() else cell(tuple(place.get(axis) or 0 for axis in mesh.axis_names))
+        if None in place.values():
+            return None
+        return cell(tuple(place.get(axis) or 0 for axis in mesh.axis_names))
 
     def draw_grid(numbers: tuple[int, ...]) -> dict[str, Any]:
         places = list(zip(outer, numbers, strict=True))
-        cells = [[draw_cell({**dict(places), down: row, across: column}) for column in columns] for row in rows]
-        return {"places": places, "rows": list(zip(rows, cells, strict=True))}
+        drawn_rows = []
+        for row in rows:
+            place = {**dict(places), down: row}
+            cells = [draw_cell({**place, across: column}) for column in columns]
+            drawn_rows.append((row, cells))
+        return {"places": places, "rows": drawn_rows}
 
-    grids = shorten(list(product(*(range(sizes[axis]) for axis in outer))), max_grids)
+    outer_sizes = [range(sizes[axis]) for axis in outer]
+    grids = shorten(list(product(*outer_sizes)), max_grids)
     return {
         "across": across,
         "down": down,
@@ -112,14 +124,14 @@ def draw_devices(mesh: DeviceMesh) -> dict[str, Any]:
 
     return {
         "text": f"{mesh_sizes(mesh)}: {mesh.size:,} devices, {mesh.devices.flat[0]} to {mesh.devices.flat[-1]}",
-        "wide": max(mesh.shape) > 8 or sum(size > 1 for size in mesh.shape) > 2,
+        "wide": max(mesh.shape) > 8 or len(mesh.split_axes) > 2,
         "mesh": draw_mesh(mesh, cell, 16, 8),
     }
 
 
 def mesh_sizes(mesh: DeviceMesh) -> str:
     """Returns the axes and sizes of a mesh, such as "data 2 × fsdp 4"; "" for one device."""
-    return " × ".join(f"{name} {size}" for name, size in zip(mesh.axis_names, mesh.shape, strict=True) if size > 1)
+    return " × ".join(f"{name} {size}" for name, size in mesh.split_axes.items())
 
 
 def draw_array(row: LayoutRow) -> dict[str, Any]:
@@ -128,34 +140,28 @@ def draw_array(row: LayoutRow) -> dict[str, Any]:
     Args:
         row: A row of a layout table.
     """
-    layout, mesh, shape = row.layout, row.layout.mesh, row.shape
+    layout = row.layout
+    mesh = layout.mesh
+    shape = row.shape
     splits = [layout.parts_of_dim(dim) for dim in range(len(shape))]
     num_parts = prod(splits)
     parts = parts_of_devices(layout, len(shape))
 
     def cell(place: tuple[int, ...]) -> Cell:
-        part = int(np.ravel_multi_index(parts[place], splits)) if splits else 0
-        device, name = str(mesh.devices[place]), part_name(part, num_parts) if num_parts > 1 else ""
-        return Cell(
-            _number(device),
-            name,
-            f"{device} holds part {name}" if name else f"{device} holds all of it",
-            part_hue(part, num_parts),
-        )
+        device = str(mesh.devices[place])
+        if num_parts == 1:
+            return Cell(_number(device), "", f"{device} holds all of it", None)
+        part = int(np.ravel_multi_index(parts[place], splits))
+        name = part_name(part, num_parts)
+        return Cell(_number(device), name, f"{device} holds part {name}", part_hue(part, num_parts))
 
     down, across = _drawn_dims(shape, splits)
     height, width = _sides(row, down, across)
     pieces = []
-    for (i, top, tall), (j, left, wide) in product(_cuts(splits, down, height), _cuts(splits, across, width)):
-        box = {"x": round(left, 1), "y": round(top, 1), "width": round(wide, 1), "height": round(tall, 1)}
-        box |= {"gap": False, "text_x": round(left + wide / 2, 1), "text_y": round(top + tall / 2, 1)}
-        if i is None or j is None:
-            pieces.append({**box, "gap": True, "hue": None, "name": GAP})
-            continue
-        indices = [i if dim == down else j if dim == across else 0 for dim in range(len(splits))]
-        part = int(np.ravel_multi_index(indices, splits)) if indices else 0
-        named = num_parts > 1 and wide >= 12 and tall >= 12
-        pieces.append({**box, "hue": part_hue(part, num_parts), "name": part_name(part, num_parts) if named else ""})
+    for row_cut in _cuts(splits, down, height):
+        for column_cut in _cuts(splits, across, width):
+            part = _part_of_cuts(splits, {down: row_cut.number, across: column_cut.number})
+            pieces.append(_draw_piece(row_cut, column_cut, part, num_parts))
     return {
         "path": row.path,
         "text": _describe(row, num_parts),
@@ -168,38 +174,92 @@ def draw_array(row: LayoutRow) -> dict[str, Any]:
     }
 
 
+class _Cut(NamedTuple):
+    """A drawn part along a dim: its number (None for a gap), and its start and length in pixels."""
+
+    number: int | None
+    start: float
+    length: float
+
+
+def _part_of_cuts(splits: Sequence[int], numbers: Mapping[int | None, int | None]) -> int | None:
+    """Returns the number of the part of an array, by dim -> the part along it; None in a gap.
+
+    Args:
+        splits: The number of parts along each dim.
+        numbers: The drawn dims, and None for a side of the drawing that is not a dim. Others are at their first part.
+    """
+    if None in numbers.values():
+        return None
+    if not splits:
+        return 0
+    indices = [numbers.get(dim) or 0 for dim in range(len(splits))]
+    return int(np.ravel_multi_index(indices, splits))
+
+
+def _draw_piece(row_cut: _Cut, column_cut: _Cut, part: int | None, num_parts: int) -> dict[str, Any]:
+    """Draws one part of an array as a box, or the gap in place of omitted parts."""
+    is_large = column_cut.length >= 12 and row_cut.length >= 12
+    name = ""
+    if part is None:
+        name = GAP
+    elif num_parts > 1 and is_large:
+        name = part_name(part, num_parts)
+    return {
+        "x": round(column_cut.start, 1),
+        "y": round(row_cut.start, 1),
+        "width": round(column_cut.length, 1),
+        "height": round(row_cut.length, 1),
+        "gap": part is None,
+        "text_x": round(column_cut.start + column_cut.length / 2, 1),
+        "text_y": round(row_cut.start + row_cut.length / 2, 1),
+        "hue": None if part is None else part_hue(part, num_parts),
+        "name": name,
+    }
+
+
 def _describe(row: LayoutRow, num_parts: int) -> str:
-    whole = f"{_shape_text(row.shape)} {row.dtype}"
+    array = f"{_shape_text(row.shape)} {row.dtype}"
     if num_parts == 1:
-        return f"{whole}, whole on every device: {format_bytes(row.bytes_per_device)}"
-    copies = row.layout.mesh.size // num_parts
-    held = f"each {_shape_text(row.layout.shard_shape(row.shape))}, {format_bytes(row.bytes_per_device)}"
-    return f"{whole} in {num_parts} parts, {held}, " + (f"{copies} copies" if copies > 1 else "no copies")
+        return f"{array}, whole on every device: {format_bytes(row.bytes_per_device)}"
+    num_copies = row.layout.mesh.size // num_parts
+    copies = f"{num_copies} copies" if num_copies > 1 else "no copies"
+    shard = f"each {_shape_text(row.layout.shard_shape(row.shape))}, {format_bytes(row.bytes_per_device)}"
+    return f"{array} in {num_parts} parts, {shard}, {copies}"
 
 
 def _drawn_dims(shape: Sequence[int], splits: Sequence[int]) -> tuple[int | None, int | None]:
     """Returns the dims drawn down and across: split dims first, then the largest."""
-    ranked = sorted(range(len(shape)), key=lambda dim: (splits[dim] == 1, -shape[dim]))[:2]
-    if len(ranked) < 2:
-        return None, ranked[0] if ranked else None
-    return min(ranked), max(ranked)
+    ranked = sorted(range(len(shape)), key=lambda dim: (splits[dim] == 1, -shape[dim]))
+    if not ranked:
+        return None, None
+    if len(ranked) == 1:
+        return None, ranked[0]
+    first, second = ranked[:2]
+    return min(first, second), max(first, second)
 
 
 def _sides(row: LayoutRow, down: int | None, across: int | None) -> tuple[int, int]:
     """Returns height and width in pixels: true to the shape, but with no part too small to see."""
-    least = [20 * min(row.layout.parts_of_dim(dim), MAX_PARTS) if dim is not None else 28 for dim in (down, across)]
-    if down is None or across is None:
-        return least[0], (28 if across is None else max(150, least[1]))
+
+    def least(dim: int | None) -> int:
+        return 28 if dim is None else 20 * min(row.layout.parts_of_dim(dim), MAX_PARTS)
+
+    if across is None:
+        return least(down), 28
+    if down is None:
+        return least(down), max(150, least(across))
     ratio = min(4.0, max(0.25, row.shape[across] / row.shape[down]))
-    height, width = (round(150 / ratio), 150) if ratio >= 1 else (150, round(150 * ratio))
-    return max(height, least[0]), max(width, least[1])
+    height = round(150 / ratio) if ratio >= 1 else 150
+    width = 150 if ratio >= 1 else round(150 * ratio)
+    return max(height, least(down)), max(width, least(across))
 
 
-def _cuts(splits: Sequence[int], dim: int | None, length: float) -> list[tuple[int | None, float, float]]:
-    """Returns the drawn parts along a dim: (number or None for a gap, start, length in pixels)."""
-    numbers = shorten(range(splits[dim]), MAX_PARTS) if dim is not None else [0]
-    each = length / len(numbers)
-    return [(number, place * each, each) for place, number in enumerate(numbers)]
+def _cuts(splits: Sequence[int], dim: int | None, length: float) -> list[_Cut]:
+    """Returns the drawn parts along a dim; one part for None."""
+    numbers = [0] if dim is None else shorten(range(splits[dim]), MAX_PARTS)
+    part_length = length / len(numbers)
+    return [_Cut(number, place * part_length, part_length) for place, number in enumerate(numbers)]
 
 
 def _dim_text(row: LayoutRow, dim: int) -> str:

@@ -51,6 +51,8 @@ QUEUE_KINDS = {COMPUTE: "step", HOST: "data", NETWORK: "save"}
 """Queue of a simulated step -> the color of report.css."""
 WAITING = "lost"
 MAX_ALTERNATIVES = 30
+VERDICTS = {True: ("good", "fits"), False: ("bad", "does not fit"), None: ("", "may fit")}
+"""Whether a plan fits -> the style and the text."""
 
 
 class Tile(NamedTuple):
@@ -74,10 +76,15 @@ def write_report(record: RunRecord, path: Path | None = None) -> Path:
     Raises:
         OSError: The file cannot be written.
     """
-    path, facts = path or record.folder / REPORT, record.facts
+    path = path or record.folder / REPORT
+    facts = record.facts
     mesh = facts.table.mesh if facts else None
     samples = _choose_samples(record.samples)
-    sample = {"step": None, "text": facts.sample} if facts and facts.sample else samples.pop() if samples else None
+    sample: Mapping[str, Any] | None = None
+    if facts and facts.sample:
+        sample = {"step": None, "text": facts.sample}
+    elif samples:
+        sample = samples.pop()
     write_page(
         path,
         "run_page.html",
@@ -100,37 +107,45 @@ def write_report(record: RunRecord, path: Path | None = None) -> Path:
 def describe_devices(mesh: DeviceMesh) -> str:
     """Describes a mesh, such as "8 cpu devices: data 2 × fsdp 4"."""
     platforms = ", ".join(sorted({str(name).partition(":")[0] for name in mesh.devices.flat}))
-    devices, sizes = counted(mesh.size, f"{platforms} device"), mesh_sizes(mesh)
-    return devices + (f": {sizes}" if sizes else "")
+    devices = counted(mesh.size, f"{platforms} device")
+    sizes = mesh_sizes(mesh)
+    return f"{devices}: {sizes}" if sizes else devices
 
 
 def make_tiles(record: RunRecord) -> list[Tile]:
     """Returns the numbers in the head of the page."""
-    figures, facts, trained = final_figures(record), record.facts, seconds_trained(record.metrics)
+    figures = final_figures(record)
+    facts = record.facts
+    trained = seconds_trained(record.metrics)
     losses = collect_points(record.metrics, "loss")
-    found = []
-    if (loss := figures.get("eval_loss")) is not None:
-        found.append(Tile("evaluation loss", loss_text(loss), [_compare(loss, each) for each in references(record)]))
+    tiles = []
+    eval_loss = figures.get("eval_loss")
+    if eval_loss is not None:
+        comparisons = [_compare(eval_loss, reference) for reference in references(record)]
+        tiles.append(Tile("evaluation loss", loss_text(eval_loss), comparisons))
     if losses:
-        found.append(Tile("training loss", loss_text(losses[-1][1]), [("", f"at step {losses[-1][0]:,}")]))
+        step, loss = losses[-1]
+        tiles.append(Tile("training loss", loss_text(loss), [("", f"at step {step:,}")]))
     for key, (name, write, remark) in TILES.items():
         if key in figures:
-            found.append(Tile(name, write(figures[key]), [("", remark)]))
+            tiles.append(Tile(name, write(figures[key]), [("", remark)]))
     if trained is not None:
-        found.append(Tile("time trained", duration(trained), [("", counted(record.step, "step"))]))
+        tiles.append(Tile("time trained", duration(trained), [("", counted(record.step, "step"))]))
     if facts:
         held = f"{format_bytes(facts.table.bytes_per_device)} on each device"
-        found.append(Tile("parameters", f"{facts.parameters:,}", [("", held)]))
-    return found
+        tiles.append(Tile("parameters", f"{facts.parameters:,}", [("", held)]))
+    return tiles
 
 
 def references(record: RunRecord) -> list[Reference]:
     """Returns the losses to compare with, such as `bigram_loss`."""
-    return [
-        Reference(name.removesuffix("_loss").replace("_", " "), value)
-        for name, value in (record.facts.figures if record.facts else {}).items()
-        if name.endswith("_loss") and is_number(value)
-    ]
+    if record.facts is None:
+        return []
+    losses = []
+    for name, value in record.facts.figures.items():
+        if name.endswith("_loss") and is_number(value):
+            losses.append(Reference(name.removesuffix("_loss").replace("_", " "), value))
+    return losses
 
 
 def figures_of(metrics: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, Callable[[float], str]]]:
@@ -143,56 +158,68 @@ def layout_rows(table: LayoutTable) -> dict[str, Any]:
     """Prepares the layout table: one row for the layers of a list of blocks, only the largest if there are too many."""
     stacks = stacks_of(table.rows)
     shown = largest(stacks, MAX_ROWS)
-    rows = [
-        {
-            "path": joined_path([each.path for each in stack]),
-            "first": stack[0],
-            "elements": sum(prod(each.shape) for each in stack),
-            "bytes": stack_bytes(stack),
-            "whole": sum(each.bytes_global for each in stack),
-        }
-        for stack in shown
-    ]
+    rows = [_layout_row(stack) for stack in shown]
     return {"table": table, "rows": rows, "left_out": len(stacks) - len(shown)}
 
 
-def _compare(loss: float, other: Reference) -> tuple[str, str]:
-    side, css = ("below", "good") if loss < other.value else ("above", "bad")
-    return css, f"{abs(other.value - loss):.4f} {side} {other.name} ({loss_text(other.value)})"
+def _layout_row(stack: Sequence[LayoutRow]) -> dict[str, Any]:
+    return {
+        "path": joined_path([row.path for row in stack]),
+        "first": stack[0],
+        "elements": sum(prod(row.shape) for row in stack),
+        "bytes": stack_bytes(stack),
+        "whole": sum(row.bytes_global for row in stack),
+    }
+
+
+def _compare(loss: float, reference: Reference) -> tuple[str, str]:
+    """Returns the style and the text of a comparison."""
+    distance = f"{abs(reference.value - loss):.4f}"
+    text = f"{reference.name} ({loss_text(reference.value)})"
+    if loss < reference.value:
+        return "good", f"{distance} below {text}"
+    return "bad", f"{distance} above {text}"
 
 
 def _charts(record: RunRecord) -> list[dict[str, Any] | None]:
     """Returns the large chart of the losses first, then the small charts."""
-    metrics, marks = record.metrics, record.course.events
+    metrics = record.metrics
+    marks = record.course.events
 
     def both(key: str) -> list[Series]:
         evaluation = Series("evaluation", collect_points(metrics, f"eval_{key}"), "eval")
         return [Series("training", collect_points(metrics, key)), evaluation]
 
     large = make_chart("Loss", both("loss"), references(record), write=loss_text, height=320, marks=marks)
-    small = [
-        make_chart(name, [Series("", collect_points(metrics, key))], write=write, height=130, marks=marks)
-        for key, (name, write) in figures_of(metrics).items()
-    ]
-    small += [make_chart(key, both(key), write=three_digits, height=130, marks=marks) for key in own_metrics(metrics)]
+    small = []
+    for key, (name, write) in figures_of(metrics).items():
+        line = Series("", collect_points(metrics, key))
+        small.append(make_chart(name, [line], write=write, height=130, marks=marks))
+    for key in own_metrics(metrics):
+        small.append(make_chart(key, both(key), write=three_digits, height=130, marks=marks))
     return [large, *filter(None, small)]
 
 
 def _drawn_rows(table: LayoutTable) -> list[LayoutRow]:
     """Returns the largest parameter of each layout."""
-    found: dict[Any, LayoutRow] = {}
+    largest_of_layout: dict[Any, LayoutRow] = {}
     for row in sorted(table.rows, key=lambda row: -row.bytes_global):
-        split = tuple(row.layout.axes_of_dim(dim) for dim in range(len(row.shape)))
-        found.setdefault(split if any(split) else (), row)
-    return list(found.values())[:MAX_DRAWINGS]
+        axes_of_dims = tuple(row.layout.axes_of_dim(dim) for dim in range(len(row.shape)))
+        layout = axes_of_dims if any(axes_of_dims) else ()
+        largest_of_layout.setdefault(layout, row)
+    return list(largest_of_layout.values())[:MAX_DRAWINGS]
 
 
 def _choose_samples(samples: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Returns at most MAX_SAMPLES of the texts, evenly chosen, with the first and the last."""
-    texts = [each for each in samples if is_number(each.get("step")) and isinstance(each.get("text"), str)]
+    texts = []
+    for sample in samples:
+        if is_number(sample.get("step")) and isinstance(sample.get("text"), str):
+            texts.append(sample)
     if len(texts) <= MAX_SAMPLES:
         return texts
-    return [texts[round(place * (len(texts) - 1) / (MAX_SAMPLES - 1))] for place in range(MAX_SAMPLES)]
+    distance = (len(texts) - 1) / (MAX_SAMPLES - 1)
+    return [texts[round(place * distance)] for place in range(MAX_SAMPLES)]
 
 
 def write_plan_page(path: Path, plan: RunPlan, alternatives: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -209,38 +236,49 @@ def write_plan_page(path: Path, plan: RunPlan, alternatives: Sequence[Mapping[st
     """
     names = plan.target.device_names()[: prod(plan.mesh.values())]
     mesh = DeviceMesh(tuple(plan.mesh.values()), tuple(plan.mesh), names)
-    compiled = plan.compile_seconds is not None
-    temporaries = {} if plan.temporaries is None else {"temporaries": plan.temporaries}
+    origin = "ANALYTIC, not compiled"
+    if plan.compile_seconds is not None:
+        origin = f"compiled in {plan.compile_seconds:.1f} s"
+    memory = dict(plan.state)
+    if plan.temporaries is not None:
+        memory["temporaries"] = plan.temporaries
+    memory["total"] = plan.peak_bytes
+    memory["capacity"] = plan.target.card.memory_bytes
+    kinds = [(kind, name) for name, kind in QUEUE_KINDS.items()]
     write_page(
         absolute_path(path),
         "plan_page.html",
         plan=plan,
-        how=f"compiled in {plan.compile_seconds:.1f} s" if compiled else "ANALYTIC, not compiled",
+        how=origin,
         tiles=_plan_tiles(plan),
         hosts=1 if plan.target.shape else plan.target.hosts,
         mesh={"text": f"{mesh_sizes(mesh) or 'one device'}: {mesh.size:,} devices", "mesh": _draw_hosts(plan, mesh)},
         axes=list(_axes_of_plan(plan)),
-        memory={**plan.state, **temporaries, "total": plan.peak_bytes, "capacity": plan.target.card.memory_bytes},
+        memory=memory,
         queues=list(_queue_pictures(plan.events)),
-        kinds=[*((kind, name) for name, kind in QUEUE_KINDS.items()), (WAITING, "kernels wait for a collective")],
-        alternatives=[_alternative(each) for each in alternatives[:MAX_ALTERNATIVES]],
+        kinds=[*kinds, (WAITING, "kernels wait for a collective")],
+        alternatives=[_alternative(candidate) for candidate in alternatives[:MAX_ALTERNATIVES]],
     )
 
 
 def _plan_tiles(plan: RunPlan) -> list[Tile]:
     """Returns the figures in the head of the page of a plan; unknown ones are left out."""
-    verdict = {True: ("good", "fits"), False: ("bad", "does not fit"), None: ("", "may fit")}[plan.fits]
-    rate, exposed = plan.tokens_per_second_per_device, plan.timeline.exposed_share if plan.timeline else None
-    bound = "simulated" if plan.timeline else "bound of operations and bytes"
-    tiles = [
-        plan.step_seconds and Tile("time per step", duration(plan.step_seconds), [("", bound)]),
-        rate and Tile("tokens per second", compact(rate), [("", "of each device")]),
-        plan.mfu and Tile("model FLOP utilization", f"{plan.mfu:.1%}", [("", f"of the peak of {plan.dtype}")]),
-        exposed is not None and Tile("exposed communication", f"{exposed:.1%}", [("", "of all communication")]),
-        plan.bubble and Tile("pipeline bubble", f"{plan.bubble:.1%}"),
-        Tile("memory per device", format_bytes(plan.peak_bytes), [verdict]),
-    ]
-    return [tile for tile in tiles if isinstance(tile, Tile)]
+    tiles = []
+    timeline = plan.timeline
+    if plan.step_seconds:
+        origin = "simulated" if timeline else "bound of operations and bytes"
+        tiles.append(Tile("time per step", duration(plan.step_seconds), [("", origin)]))
+    if plan.tokens_per_second_per_device:
+        tiles.append(Tile("tokens per second", compact(plan.tokens_per_second_per_device), [("", "of each device")]))
+    if plan.mfu:
+        tiles.append(Tile("model FLOP utilization", f"{plan.mfu:.1%}", [("", f"of the peak of {plan.dtype}")]))
+    if timeline and timeline.exposed_share is not None:
+        share = f"{timeline.exposed_share:.1%}"
+        tiles.append(Tile("exposed communication", share, [("", "of all communication")]))
+    if plan.bubble:
+        tiles.append(Tile("pipeline bubble", f"{plan.bubble:.1%}"))
+    tiles.append(Tile("memory per device", format_bytes(plan.peak_bytes), [VERDICTS[plan.fits]]))
+    return tiles
 
 
 def _draw_hosts(plan: RunPlan, mesh: DeviceMesh) -> dict[str, Any]:
@@ -250,7 +288,9 @@ def _draw_hosts(plan: RunPlan, mesh: DeviceMesh) -> dict[str, Any]:
         name = str(mesh.devices[place])
         number = name.partition("@")[0].rpartition(":")[2]
         host = plan.target.host_of(name)
-        hue = None if plan.target.hosts == 1 or plan.target.shape else round(250 + 137.5 * host, 1) % 360
+        hue = None
+        if plan.target.hosts > 1 and not plan.target.shape:
+            hue = round(250 + 137.5 * host, 1) % 360
         return Cell(number, "", f"device {number}, host {host}", hue)
 
     return draw_mesh(mesh, cell, 16, 8)
@@ -259,24 +299,31 @@ def _draw_hosts(plan: RunPlan, mesh: DeviceMesh) -> dict[str, Any]:
 def _axes_of_plan(plan: RunPlan) -> Iterable[dict[str, Any]]:
     """Yields the traffic over each axis of more than one device."""
     for name, size in plan.mesh.items():
-        lines = [each for each in plan.traffic if name in each.axes]
-        if size > 1:
-            links = {each.link for each in lines}
-            yield {
-                "name": name,
-                "size": size,
-                "link": "network" if "network" in links else "host" if links else "unused",
-                "bytes": sum(each.bytes for each in lines),
-                "seconds": sum(each.least_seconds for each in lines),
-            }
+        if size == 1:
+            continue
+        lines = [line for line in plan.traffic if name in line.axes]
+        link = "host" if lines else "unused"
+        if any(line.link == "network" for line in lines):
+            link = "network"
+        yield {
+            "name": name,
+            "size": size,
+            "link": link,
+            "bytes": sum(line.bytes for line in lines),
+            "seconds": sum(line.least_seconds for line in lines),
+        }
 
 
 def _queue_pictures(events: Sequence[Event]) -> Iterable[tuple[str, dict[str, Any]]]:
     """Yields the name of each queue with events, and the picture of its time."""
-    end = max((each.begin + each.seconds for each in events), default=0.0)
-    for queue, kind in QUEUE_KINDS.items():
-        own = [(each, WAITING if each.name.startswith("waits for") else kind) for each in events if each.queue == queue]
-        stretches = [Stretch(each.begin, each.begin + each.seconds, {what: each.seconds}, 0) for each, what in own]
+    end = max((event.begin + event.seconds for event in events), default=0.0)
+    for queue, kind_of_queue in QUEUE_KINDS.items():
+        stretches = []
+        for event in events:
+            if event.queue != queue:
+                continue
+            kind = WAITING if event.name.startswith("waits for") else kind_of_queue
+            stretches.append(Stretch(event.begin, event.begin + event.seconds, {kind: event.seconds}, 0))
         picture = make_timeline(Course([*stretches, Stretch(end, end, {}, 0)], []))
         if stretches and picture:
             yield queue, picture
@@ -284,10 +331,13 @@ def _queue_pictures(events: Sequence[Event]) -> Iterable[tuple[str, dict[str, An
 
 def _alternative(row: Mapping[str, Any]) -> dict[str, str]:
     """Returns a candidate of a search as texts."""
-    sizes = {axis: value["size"] if isinstance(value, Mapping) else value for axis, value in row["strategy"].items()}
+    axes = []
+    for axis, value in row["strategy"].items():
+        size = value["size"] if isinstance(value, Mapping) else value
+        axes.append(f"{axis} {size}")
     details = [f"{key} {row[key]}" for key in ("accumulate", "remat") if key in row]
     return {
-        "name": ", ".join([" × ".join(f"{axis} {size}" for axis, size in sizes.items()) or "one device", *details]),
+        "name": ", ".join([" × ".join(axes) or "one device", *details]),
         "step": duration(row["step_seconds"]) if row["step_seconds"] else "unknown",
         "memory": format_bytes(row["peak_bytes"]),
         "exposed": f"{row['exposed_communication'] or 0:.1%}",

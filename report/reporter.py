@@ -22,9 +22,12 @@ class RunReporter:
 
     def is_finished(self, folder: Path, step: int) -> bool:
         """Returns True if the report belongs to this step: not older than its checkpoint, and written by the run."""
-        report, facts, checkpoint = folder / REPORT, read_facts(folder), folder / "checkpoints" / str(step)
-        newer = report.exists() and report.stat().st_mtime >= checkpoint.stat().st_mtime
-        return newer and (facts is None or facts.finished >= step)
+        report = folder / REPORT
+        checkpoint = folder / "checkpoints" / str(step)
+        if not report.exists() or report.stat().st_mtime < checkpoint.stat().st_mtime:
+            return False
+        facts = read_facts(folder)
+        return facts is None or facts.finished >= step
 
     def start(self, built: Built, explanation: Explanation, folder: Path) -> None:
         """Writes report.json, so that the report can be drawn during training; ignores a file system that refuses."""
@@ -35,11 +38,19 @@ class RunReporter:
         self, built: Built, explanation: Explanation, folder: Path, ending: Ending
     ) -> tuple[dict[str, Any], Path]:
         """Writes report.json and report.html; returns the final figures and the file."""
-        end = {"figures": ending.figures, "measured": ending.measured, "sample": printable(ending.sample)}
-        write_facts(folder, replace(run_facts(built, explanation), finished=ending.step, **end))
+        facts = replace(
+            run_facts(built, explanation),
+            finished=ending.step,
+            figures=ending.figures,
+            measured=ending.measured,
+            sample=printable(ending.sample),
+        )
+        write_facts(folder, facts)
         record = read_run(folder)
-        loss = latest(record.metrics, "eval_loss")
-        figures = {"steps": record.step, **ending.figures} | ({} if loss is None else {"eval_loss": loss})
+        figures: dict[str, Any] = {"steps": record.step, **ending.figures}
+        eval_loss = latest(record.metrics, "eval_loss")
+        if eval_loss is not None:
+            figures["eval_loss"] = eval_loss
         return figures, write_report(record)
 
 

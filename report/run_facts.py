@@ -26,16 +26,12 @@ NAME = "report.json"
 
 def _parse_table(plain: dict[str, Any]) -> LayoutTable:
     mesh = DeviceMesh(tuple(plain["axes"].values()), tuple(plain["axes"]), plain["devices"])
-    rows = tuple(
-        make_row(
-            str(row["path"]),
-            jax.ShapeDtypeStruct(tuple(row["shape"]), jnp.dtype(row["dtype"])),
-            str(row["rule"]),
-            TensorLayout([tuple(axes) or None for axes in row["layout"]], mesh),
-        )
-        for row in plain["rows"]
-    )
-    return LayoutTable(rows=rows, treedef=jax.tree.structure([0] * len(rows)), mesh=mesh)
+    rows = []
+    for row in plain["rows"]:
+        array = jax.ShapeDtypeStruct(tuple(row["shape"]), jnp.dtype(row["dtype"]))
+        layout = TensorLayout([tuple(axes) for axes in row["layout"]], mesh)
+        rows.append(make_row(str(row["path"]), array, str(row["rule"]), layout))
+    return LayoutTable(rows=tuple(rows), treedef=jax.tree.structure([0] * len(rows)), mesh=mesh)
 
 
 def _table_to_json(table: LayoutTable) -> dict[str, Any]:
@@ -44,11 +40,15 @@ def _table_to_json(table: LayoutTable) -> dict[str, Any]:
 
 
 def _parse_schedule(plain: dict[str, str] | None) -> Schedule | None:
-    return parse_schedule(plain["csv"], plain["name"]) if plain else None
+    if not plain:
+        return None
+    return parse_schedule(plain["csv"], plain["name"])
 
 
 def _schedule_to_json(schedule: Schedule | None) -> dict[str, str] | None:
-    return {"name": schedule.name, "csv": csv_text(schedule)} if schedule else None
+    if schedule is None:
+        return None
+    return {"name": schedule.name, "csv": csv_text(schedule)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,7 +59,9 @@ class RunRecord(NamedTuple):
         """The progress, such as "step 20 of 60"."""
         if self.facts and self.facts.finished >= self.step:
             return f"finished, {counted(self.step, 'step')}"
-        return f"step {self.step:,}" + (f" of {self.steps:,}" if self.steps else "")
+        if self.steps:
+            return f"step {self.step:,} of {self.steps:,}"
+        return f"step {self.step:,}"
 
 
 def read_run(folder: Path) -> RunRecord:
@@ -85,7 +87,10 @@ def read_run(folder: Path) -> RunRecord:
 
 def own_metrics(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the names of the model's own metrics, without the prefix of evaluations."""
-    return sorted({name.removeprefix("eval_") for record in metrics for name in record if name not in OWN_FIGURES})
+    names: set[str] = set()
+    for record in metrics:
+        names.update(name.removeprefix("eval_") for name in record if name not in OWN_FIGURES)
+    return sorted(names)
 
 
 def final_figures(record: RunRecord) -> dict[str, Any]:
@@ -95,27 +100,44 @@ def final_figures(record: RunRecord) -> dict[str, Any]:
         Name -> a finite number; the latest logged value, unless the name says otherwise. The model's own metrics come
         last.
     """
-    metrics, facts, speed = record.metrics, record.facts, speed_key(record.metrics)
-    found: dict[str, Any] = {"step": record.step, "steps": record.steps}
-    for key, name in ((speed, speed), ("seconds", "seconds_per_step"), ("flops_per_second", "flops_per_second")):
-        if points := collect_points(metrics, key):
-            found[name] = median(value for _, value in points)
-    found |= {name: latest(metrics, name) for name in ("loss", "eval_loss")}
-    if evaluations := collect_points(metrics, "eval_loss"):
-        found["best_eval_step"], found["best_eval_loss"] = min(evaluations, key=lambda point: point[1])
-    if record.goodput:
-        found |= {"goodput": record.goodput.share, "starts": record.goodput.starts, "seconds": record.goodput.total}
+    metrics = record.metrics
+    speed = speed_key(metrics)
+    figures: dict[str, Any] = {
+        "step": record.step,
+        "steps": record.steps,
+        speed: _median(metrics, speed),
+        "seconds_per_step": _median(metrics, "seconds"),
+        "flops_per_second": _median(metrics, "flops_per_second"),
+        "loss": latest(metrics, "loss"),
+        "eval_loss": latest(metrics, "eval_loss"),
+    }
+    evaluations = collect_points(metrics, "eval_loss")
+    if evaluations:
+        best_step, best_loss = min(evaluations, key=lambda point: point[1])
+        figures["best_eval_step"] = best_step
+        figures["best_eval_loss"] = best_loss
+    goodput = record.goodput
+    if goodput:
+        figures["goodput"] = goodput.share
+        figures["starts"] = goodput.starts
+        figures["seconds"] = goodput.total
+    facts = record.facts
     if facts:
-        found |= {
-            "parameters": facts.parameters,
-            "devices": facts.table.mesh.size,
-            "predicted_bytes": facts.costs.compiled.get("total"),
-            "measured_bytes": max(facts.measured.values(), default=None),
-            "collective_bytes": sum(line.bytes for line in facts.costs.found),
-        }
+        figures["parameters"] = facts.parameters
+        figures["devices"] = facts.table.mesh.size
+        figures["predicted_bytes"] = facts.costs.compiled.get("total")
+        figures["measured_bytes"] = max(facts.measured.values(), default=None)
+        figures["collective_bytes"] = sum(line.bytes for line in facts.costs.found)
     for name in own_metrics(metrics):
-        found |= {name: latest(metrics, name), f"eval_{name}": latest(metrics, f"eval_{name}")}
-    return {name: value for name, value in found.items() if is_number(value)}
+        figures[name] = latest(metrics, name)
+        figures[f"eval_{name}"] = latest(metrics, f"eval_{name}")
+    return {name: value for name, value in figures.items() if is_number(value)}
+
+
+def _median(metrics: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """Returns the median of a metric's finite values; None if there are none."""
+    points = collect_points(metrics, key)
+    return median(value for _, value in points) if points else None
 
 
 def seconds_trained(metrics: Sequence[Mapping[str, Any]]) -> float | None:
@@ -134,11 +156,14 @@ def latest(metrics: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def _read_steps(path: Path) -> list[dict[str, Any]]:
-    records = [each for each in read_metrics(path) if type(each.get("step")) is int] if path.is_file() else []
+    records = []
+    if path.is_file():
+        records = [record for record in read_metrics(path) if type(record.get("step")) is int]
     if not records:
+        state = "is empty" if path.is_file() else "is missing"
         raise UserError(
-            f"{path} {'is empty' if path.is_file() else 'is missing'}: metrics to show are missing. Wait until the "
-            "run has logged a step (run.log_every), or give another run."
+            f"{path} {state}: metrics to show are missing. Wait until the run has logged a step (run.log_every), or "
+            "give another run."
         )
     return records
 

@@ -5,7 +5,7 @@ length, the gap after a short one is its wait for the slowest, hatched like all 
 the number of activations that it holds. The tooltip of an action names it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -36,13 +36,22 @@ STYLES = {
     Kind.BACKWARD_WEIGHT: "white on #7a5bc7",
 }
 IDLE = "."
-MAX_WIDTH, MIN_WIDTH = 1480, 640
+MAX_WIDTH = 1480
+MIN_WIDTH = 640
 """Pixels of the whole timeline, as long as a tick is neither more than TICK wide nor less than MIN_TICK."""
-TICK, MIN_TICK = 27, 4
+TICK = 27
+MIN_TICK = 4
 """Pixels of a tick."""
-LEFT, RIGHT, TOP = 84, 92, 76
-BAR, CURVE, PITCH = 28, 16, 56
-"""Heights: of an action, of the curve under it, and from one stage to the next."""
+LEFT = 84
+RIGHT = 92
+TOP = 76
+"""Pixels around the timeline."""
+BAR = 28
+"""The height of an action."""
+CURVE = 16
+"""The height of the curve under an action."""
+PITCH = 56
+"""The height from one stage to the next."""
 LETTER_WIDTH = 6.4
 
 
@@ -94,18 +103,21 @@ def draw_svg(schedule: Schedule, costs: Sequence[float] = UNIT_COSTS) -> str:
     """
     ends = list(accumulate(tick_lengths(schedule, costs), initial=0.0))
     plot = max(min(TICK * schedule.num_ticks, MAX_WIDTH), MIN_TICK * schedule.num_ticks, MIN_WIDTH)
-    scale, bottom = plot / ends[-1], TOP + schedule.stages * PITCH
+    scale = plot / ends[-1]
+    bottom = TOP + schedule.stages * PITCH
     lives = [live_activations(schedule, stage) for stage in range(schedule.stages)]
-    lengths, highest = action_lengths(schedule, costs), max(map(max, lives))
+    highest = max(map(max, lives))
+    lengths = action_lengths(schedule, costs)
 
     def x(time: float) -> float:
         return round(LEFT + time * scale, 2)
 
     def draw_action(action: Action, tick: int) -> dict[str, Any]:
-        letter, start, width = LETTERS[action.kind], ends[tick], lengths[action.kind] * scale
+        letter = LETTERS[action.kind]
+        start = ends[tick]
+        width = lengths[action.kind] * scale
         gap = min(1.0, width * 0.1)
         chunk = f", chunk {action.chunk}" if schedule.chunks > 1 else ""
-        labels = (str(action), f"{letter}{action.microbatch}", str(action.microbatch), "")
         return {
             "letter": letter,
             "x": round(x(start) + gap / 2, 2),
@@ -114,18 +126,23 @@ def draw_svg(schedule: Schedule, costs: Sequence[float] = UNIT_COSTS) -> str:
             "shade": round(1 - 0.6 * action.chunk / max(1, schedule.chunks - 1), 2),
             "hint": f"{action}: {NAMES[action.kind]} of microbatch {action.microbatch}{chunk}; "
             f"tick {tick}, time {start:g}",
-            "label": next(text for text in labels if not text or len(text) * LETTER_WIDTH + 3 <= width),
+            "label": _longest_label(action, width),
             "middle": round(x(start) + width / 2, 2),
         }
 
     def draw_curve(live: Sequence[int], base: float) -> str:
-        steps = [
-            f"H{x(ends[tick])}V{base - CURVE * count / highest:.2f}"
-            for tick, count in enumerate(live)
-            if tick == 0 or count != live[tick - 1]
-        ]
+        steps = []
+        for tick, count in enumerate(live):
+            if tick == 0 or count != live[tick - 1]:
+                steps.append(f"H{x(ends[tick])}V{base - CURVE * count / highest:.2f}")
         return f"M{LEFT} {base}{''.join(steps)}H{x(ends[-1])}V{base}Z"
 
+    stages = []
+    for stage, (actions, live) in enumerate(zip(schedule.by_stage, lives, strict=True)):
+        y = TOP + stage * PITCH
+        drawn = [draw_action(action, tick) for tick, action in enumerate(actions) if action is not None]
+        curve = draw_curve(live, y + BAR + 2 + CURVE)
+        stages.append({"y": y, "actions": drawn, "curve": curve, "peak": f"{max(live) / schedule.chunks:g}"})
     timing = measure(schedule, costs)
     figures = (
         f"time {timing.time:.6g} · ideal {timing.ideal_time:.6g} · {timing.bubble:.1%} idle · at most "
@@ -145,26 +162,31 @@ def draw_svg(schedule: Schedule, costs: Sequence[float] = UNIT_COSTS) -> str:
             bar=BAR,
             curve=CURVE,
             times=[(x(time), f"{time:g}") for time in ticks(0, ends[-1], 10)],
-            stages=[
-                {
-                    "y": TOP + stage * PITCH,
-                    "actions": [draw_action(action, tick) for tick, action in enumerate(actions) if action is not None],
-                    "curve": draw_curve(live, TOP + stage * PITCH + BAR + 2 + CURVE),
-                    "peak": f"{max(live) / schedule.chunks:g}",
-                }
-                for stage, (actions, live) in enumerate(zip(schedule.by_stage, lives, strict=True))
-            ],
+            stages=stages,
             legend=list(_place_legend(schedule)),
         )
         + "\n"
     )
 
 
-def _place_legend(schedule: Schedule):
+def _longest_label(action: Action, width: float) -> str:
+    """Returns the longest label of an action that fits into a width in pixels, or ""."""
+    labels = (str(action), f"{LETTERS[action.kind]}{action.microbatch}", str(action.microbatch))
+    for label in labels:
+        if len(label) * LETTER_WIDTH + 3 <= width:
+            return label
+    return ""
+
+
+def _place_legend(schedule: Schedule) -> Iterator[tuple[str, float, str]]:
+    """Yields the style, the place in pixels and the text of each entry of the legend."""
     entries = [(LETTERS[kind], f"{LETTERS[kind]}  {NAMES[kind]}") for kind in _used_kinds(schedule)]
-    entries += [("F", "full to pale: first chunk to last")] * (schedule.chunks > 1)
+    if schedule.chunks > 1:
+        entries.append(("F", "full to pale: first chunk to last"))
+    entries.append(("idle", "idle"))
+    entries.append(("held", "activations held"))
     x = float(LEFT)
-    for style, text in [*entries, ("idle", "idle"), ("held", "activations held")]:
+    for style, text in entries:
         yield style, round(x, 1), text
         x += 44 + LETTER_WIDTH * len(text)
 
@@ -176,15 +198,19 @@ def _used_kinds(schedule: Schedule) -> list[Kind]:
 def _stage_line(label: str, actions: Sequence[Action | None], cell: int) -> Text:
     line = Text(label)
     for action in actions:
-        word, style = (IDLE, "dim") if action is None else (str(action), STYLES[action.kind])
-        line.append(word.ljust(cell - 1), style).append(" ")
+        if action is None:
+            line.append(IDLE.ljust(cell - 1), "dim")
+        else:
+            line.append(str(action).ljust(cell - 1), STYLES[action.kind])
+        line.append(" ")
     line.rstrip()
     return line
 
 
 def _tick_numbers(section: range, margin: int, cell: int) -> str:
     """Numbers the ticks at a distance at which the numbers do not touch."""
-    apart = next(apart for apart in (1, 2, 5, 10, 20, 50, 100) if apart * cell > len(str(section[-1])) + 3)
+    number_width = len(str(section[-1])) + 3
+    apart = next(ticks for ticks in (1, 2, 5, 10, 20, 50, 100) if ticks * cell > number_width)
     line = "tick".ljust(margin)
     for tick in section:
         if tick % apart == 0:

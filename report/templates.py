@@ -42,5 +42,6 @@ def write_page(path: Path, template: str, **values: Any) -> None:
         template: The name of the template in this directory.
         values: The values of the template.
     """
-    style, script = (Markup((FOLDER / name).read_text(encoding="utf-8")) for name in ("report.css", "report.js"))
+    style = Markup((FOLDER / "report.css").read_text(encoding="utf-8"))
+    script = Markup((FOLDER / "report.js").read_text(encoding="utf-8"))
     write_text(path, ENVIRONMENT.get_template(template).render(style=style, script=script, **values))

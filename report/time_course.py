@@ -75,22 +75,23 @@ def course_of(lines: Iterable[Mapping[str, Any]], metrics: Sequence[Mapping[str,
     stretches: list[Stretch] = []
     events: list[Mark] = []
     saved: set[int] = set()
-    step = starts = 0
+    step = 0
+    starts = 0
     for group in _group_by_time(lines):
-        seconds: dict[str, float] = {}
-        for line in group:
-            if line["kind"] != "lost" and line["seconds"] > 0:  # lost steps are already in earlier lines
-                seconds[line["kind"]] = seconds.get(line["kind"], 0.0) + line["seconds"]
+        seconds = _seconds_by_kind(group)
         begin = stretches[-1].end if stretches else 0.0
         at = begin + seconds.get("restart", 0.0)
         for line in group:
             if line["kind"] == "lost":
                 step = line["from"] - 1
                 events.append(Mark(step, "lost", f"steps {line['from']:,} to {line['to']:,} were lost", at))
-            starts += line["kind"] == "begin"
-            if line["kind"] == "begin" and starts > 1:
-                events.append(Mark(step, "start", f"start {starts}, after step {step:,}", at))
-        step = max([step, *(line["to"] for line in group if line["kind"] == "step" and "to" in line)])
+            elif line["kind"] == "begin":
+                starts += 1
+                if starts > 1:
+                    events.append(Mark(step, "start", f"start {starts}, after step {step:,}", at))
+        for line in group:
+            if line["kind"] == "step" and "to" in line:
+                step = max(step, line["to"])
         if seconds:
             stretches.append(Stretch(begin, begin + sum(seconds.values()), seconds, step))
         if "save" in seconds and step not in saved:
@@ -100,11 +101,25 @@ def course_of(lines: Iterable[Mapping[str, Any]], metrics: Sequence[Mapping[str,
     return Course(stretches, events + skipped)
 
 
+def _seconds_by_kind(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Adds up the seconds of some lines by kind; lost steps are already in earlier lines."""
+    seconds: dict[str, float] = {}
+    for line in lines:
+        kind = line["kind"]
+        if kind != "lost" and line["seconds"] > 0:
+            seconds[kind] = seconds.get(kind, 0.0) + line["seconds"]
+    return seconds
+
+
 def shares(goodput: Goodput) -> list[tuple[str, str, float, str]]:
     """Returns (kind, name, percent, duration) of every kind with some time, in the order of display."""
     total = goodput.total or 1.0
-    found = ((kind, goodput.seconds.get(kind, 0.0)) for kind in KINDS)
-    return [(kind, NAMES[kind], 100 * spent / total, duration(spent)) for kind, spent in found if spent > 0]
+    rows = []
+    for kind in KINDS:
+        seconds = goodput.seconds.get(kind, 0.0)
+        if seconds > 0:
+            rows.append((kind, NAMES[kind], 100 * seconds / total, duration(seconds)))
+    return rows
 
 
 def make_timeline(course: Course) -> dict[str, Any] | None:
@@ -112,19 +127,23 @@ def make_timeline(course: Course) -> dict[str, Any] | None:
     if course.seconds <= 0 or len(course.stretches) < 3:
         return None
     bins = divide(course.stretches, BINS)
-    placed = [(BINS * min(mark.at / course.seconds, 1.0), mark) for mark in course.events]
-    events = {(mark.kind, round(place)): (mark.kind, f"{place:.2f}", mark.text) for place, mark in placed}
-    words = [f"{duration(mark.at)}: {mark.text}" for mark in course.events[:MAX_EVENTS]]
+    areas = [(kind, _area(bins, kind)) for kind in KINDS]
+    events: dict[tuple[str, int], tuple[str, str, str]] = {}
+    for mark in course.events:
+        place = BINS * min(mark.at / course.seconds, 1.0)
+        events[mark.kind, round(place)] = (mark.kind, f"{place:.2f}", mark.text)
+    sentences = [f"{duration(course.seconds)} in total"]
+    sentences += [f"{duration(mark.at)}: {mark.text}" for mark in course.events[:MAX_EVENTS]]
+    labels = []
+    for at in ticks(0, course.seconds, count=4):
+        if at <= 0.96 * course.seconds:
+            labels.append((round(100 * at / course.seconds, 2), duration(at) if at else "0"))
     return {
         "bins": BINS,
-        "areas": [(kind, area) for kind in KINDS if (area := _area(bins, kind))],
-        "description": ". ".join([f"{duration(course.seconds)} in total", *words]) + ".",
+        "areas": [(kind, area) for kind, area in areas if area],
+        "description": ". ".join(sentences) + ".",
         "events": list(events.values()),
-        "labels": [
-            (round(100 * at / course.seconds, 2), duration(at) if at else "0")
-            for at in ticks(0, course.seconds, count=4)
-            if at <= 0.96 * course.seconds
-        ],
+        "labels": labels,
     }
 
 
@@ -141,10 +160,11 @@ def divide(stretches: Sequence[Stretch], count: int) -> list[dict[str, float]]:
     width = stretches[-1].end / count
     bins: list[dict[str, float]] = [{} for _ in range(count)]
     for stretch in stretches:
-        first, last = int(stretch.start / width), min(int(stretch.end / width), count - 1)
+        first = int(stretch.start / width)
+        last = min(int(stretch.end / width), count - 1)
         for place in range(first, last + 1):
-            both = min(stretch.end, (place + 1) * width) - max(stretch.start, place * width)
-            part = max(both, 0.0) / width / max(stretch.end - stretch.start, 1e-12)
+            overlap = min(stretch.end, (place + 1) * width) - max(stretch.start, place * width)
+            part = max(overlap, 0.0) / width / max(stretch.end - stretch.start, 1e-12)
             for kind, seconds in stretch.seconds.items():
                 bins[place][kind] = bins[place].get(kind, 0.0) + part * seconds
     return bins
@@ -157,7 +177,7 @@ def _area(bins: Sequence[dict[str, float]], kind: str) -> str:
     for place, split in enumerate(bins):
         height = 100 * split.get(kind, 0.0)
         if height >= 0.1:
-            bottom = 100 * (1 - sum(split.get(other, 0.0) for other in below))
+            bottom = 100 * (1 - sum(split.get(lower, 0.0) for lower in below))
             corners.append(f"M{place} {bottom:.1f}h1v{-height:.1f}h-1z")
     return "".join(corners)
 
@@ -186,8 +206,8 @@ def _group_by_time(lines: Iterable[Mapping[str, Any]]) -> Iterable[list[Mapping[
 def _skipped_updates(metrics: Sequence[Mapping[str, Any]]) -> list[Mark]:
     """Returns the records with more skipped updates than the record before; a new process counts from 0 again."""
     points = [(0, 0.0), *collect_points(metrics, "skipped")]
-    return [
-        Mark(step, "skipped", f"{counted(round(total - before), 'update')} skipped so far")
-        for (_, before), (step, total) in pairwise(points)
-        if total > before
-    ]
+    marks = []
+    for (_, before), (step, total) in pairwise(points):
+        if total > before:
+            marks.append(Mark(step, "skipped", f"{counted(round(total - before), 'update')} skipped so far"))
+    return marks

@@ -33,8 +33,11 @@ def bigram_loss(train: Source, evaluation: Source, vocabulary: int, *, max_examp
     stride = -(-len(train) * len(train[0]["inputs"]) // MAX_TRAIN_TOKENS)
     windows = np.arange(0, len(train), stride)
     parts = np.split(windows, [len(windows) - len(windows) // 10])
-    fitted, tuning = (_count_pairs(train, part, vocabulary) for part in parts)
-    smoothing = min(SMOOTHINGS, key=lambda value: _loss(fitted, tuning, value)) if tuning.any() else 1.0
+    fitted = _count_pairs(train, parts[0], vocabulary)
+    tuning = _count_pairs(train, parts[1], vocabulary)
+    smoothing = 1.0
+    if tuning.any():
+        smoothing = min(SMOOTHINGS, key=lambda candidate: _loss(fitted, tuning, candidate))
     measured = _count_pairs(evaluation, np.arange(len(evaluation))[:max_examples], vocabulary)
     return _loss(fitted + tuning, measured, smoothing)
 

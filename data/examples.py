@@ -36,7 +36,8 @@ def flat(example: Any, names: Sequence[str] = PAIR) -> dict[str, Any]:
             are the same.
     """
     if isinstance(example, tuple | list):
-        names = (*names, "weights") if tuple(names) == PAIR and len(example) == 3 else names
+        if tuple(names) == PAIR and len(example) == 3:
+            names = (*PAIR, "weights")
         if len(example) != len(names):
             raise UserError(
                 f"an example has {len(example)} entries, but {len(names)} names ({', '.join(names)}). Name each entry."
@@ -44,12 +45,12 @@ def flat(example: Any, names: Sequence[str] = PAIR) -> dict[str, Any]:
         example = dict(zip(names, example, strict=True))
     if not isinstance(example, Mapping):
         raise UserError(f"an example must be a dict of arrays, or a tuple with names, got a {type(example).__name__}.")
-    pairs = [*_leaves(example)]
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        twice = next(name for name in found if [each for each, _ in pairs].count(name) > 1)
-        raise UserError(f"an example has {twice!r} twice: nested, and under the joined name. Rename one.")
-    return found
+    leaves: dict[str, Any] = {}
+    for name, leaf in _leaves(example):
+        if name in leaves:
+            raise UserError(f"an example has {name!r} twice: nested, and under the joined name. Rename one.")
+        leaves[name] = leaf
+    return leaves
 
 
 def _leaves(tree: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
@@ -57,10 +58,11 @@ def _leaves(tree: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
         if isinstance(value, tuple | list) and any(_is_array_or_tree(item) for item in value):
             value = {str(number): item for number, item in enumerate(value)}
-        if isinstance(value, Mapping):
-            yield from ((f"{key}{SEPARATOR}{name}", leaf) for name, leaf in _leaves(value))
-        else:
+        if not isinstance(value, Mapping):
             yield str(key), value
+            continue
+        for name, leaf in _leaves(value):
+            yield f"{key}{SEPARATOR}{name}", leaf
 
 
 def _is_array_or_tree(value: Any) -> bool:
@@ -81,7 +83,9 @@ def as_array(value: Any, name: str) -> np.ndarray:
     try:
         if hasattr(value, "detach") and hasattr(value, "cpu"):
             value = value.detach().cpu()
-        array = np.asarray(value.numpy() if callable(getattr(value, "numpy", None)) else value)
+        if callable(getattr(value, "numpy", None)):
+            value = value.numpy()
+        array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{name} must be an array of numbers, got a {type(value).__name__}: {reason}") from error
@@ -114,20 +118,31 @@ def with_weights(arrays: Mapping[str, np.ndarray], dims: int) -> dict[str, np.nd
     """
     if "weights" in arrays:
         return dict(arrays)
-    pair = [arrays[name] for name in PAIR if name in arrays]
-    sequences = len(pair) == 2 and all(array.dtype.kind in "iu" and array.ndim == dims + 1 for array in pair)
-    tokens = sequences and pair[0].shape == pair[1].shape
-    shape = pair[1].shape if tokens else next(iter(arrays.values())).shape[:dims]
+    shape = next(iter(arrays.values())).shape[:dims]
+    if _targets_are_tokens(arrays, dims):
+        shape = arrays["targets"].shape
     return {**arrays, "weights": np.ones(shape, np.float32)}
+
+
+def _targets_are_tokens(arrays: Mapping[str, np.ndarray], dims: int) -> bool:
+    """Returns True if each row of inputs and of targets is a sequence of integers, of the same length."""
+    if "inputs" not in arrays or "targets" not in arrays:
+        return False
+    inputs = arrays["inputs"]
+    targets = arrays["targets"]
+    are_integers = inputs.dtype.kind in "iu" and targets.dtype.kind in "iu"
+    return are_integers and targets.ndim == dims + 1 and inputs.shape == targets.shape
 
 
 def count_rows(arrays: Mapping[str, np.ndarray], what: str, fix: str = "") -> int:
     """Returns the number of rows of arrays; a UserError about `what` if it differs or an array has no dim."""
-    rows = {name: len(array) if array.ndim else "no dim" for name, array in arrays.items()}
-    number = next(iter(rows.values()), "no dim")
-    if number == "no dim" or set(rows.values()) != {number}:
+    rows: dict[str, int | str] = {}
+    for name, array in arrays.items():
+        rows[name] = len(array) if array.ndim else "no dim"
+    numbers = set(rows.values())
+    if len(numbers) != 1 or "no dim" in numbers:
         raise UserError(f"{what} must have one row per example on dim 0; these have {rows}.{fix}")
-    return int(number)
+    return int(numbers.pop())
 
 
 def is_numeric(dtype: np.dtype) -> bool:

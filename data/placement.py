@@ -20,6 +20,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 
 import jax
 import numpy as np
@@ -52,8 +53,11 @@ def rows_of_devices(sharding: NamedSharding, global_batch: int, devices: Iterabl
     """
     check_divisible(sharding, global_batch)
     index_of = sharding.devices_indices_map((global_batch,))
-    held = {index_of[device][0].indices(global_batch)[:2] for device in devices}
-    return np.unique(np.concatenate([np.arange(start, stop) for start, stop in held]))
+    ranges = set()
+    for device in devices:
+        start, stop, _ = index_of[device][0].indices(global_batch)
+        ranges.add((start, stop))
+    return np.unique(np.concatenate([np.arange(start, stop) for start, stop in ranges]))
 
 
 def check_divisible(sharding: NamedSharding, global_batch: int) -> None:
@@ -84,7 +88,8 @@ class Storage:
     def __init__(self, rules: Rules, step: NamedSharding) -> None:
         self._rules: dict[re.Pattern[str], tuple[tuple[str, ...], ...]] = {}
         for pattern, entries in rules.items():
-            if problem := pattern_problem(pattern):
+            problem = pattern_problem(pattern)
+            if problem is not None:
                 raise UserError(f"{KEY}: {problem}")
             self._rules[re.compile(pattern)] = _entries(pattern, entries, step)
         self.step = step
@@ -95,17 +100,25 @@ class Storage:
         Raises:
             UserError: The layout does not divide a dim.
         """
-        entries = next((entries for pattern, entries in self._rules.items() if pattern.fullmatch(name)), None)
+        entries = self._entries_of(name)
         if entries is None:
             return self.step
-        for dim, axes in enumerate(entries[: len(shape)]):
+        entries = entries[: len(shape)]
+        for dim, axes in enumerate(entries):
             parts = math.prod(self.step.mesh.shape[axis] for axis in axes)
             if shape[dim] % parts:
                 raise UserError(
                     f"{KEY} splits dim {dim} of {name} {tuple(shape)} over {' x '.join(axes)} = {parts} parts: "
                     f"{shape[dim]} % {parts} = {shape[dim] % parts}. Remove an axis, or change the size of the dim."
                 )
-        return NamedSharding(self.step.mesh, PartitionSpec(*(axes or None for axes in entries[: len(shape)])))
+        return NamedSharding(self.step.mesh, PartitionSpec(*[axes or None for axes in entries]))
+
+    def _entries_of(self, name: str) -> tuple[tuple[str, ...], ...] | None:
+        """Returns the entries of the first rule that matches a name, or None."""
+        for pattern, entries in self._rules.items():
+            if pattern.fullmatch(name):
+                return entries
+        return None
 
     def check(self, shapes: Mapping[str, Sequence[int]]) -> None:
         """Raises a UserError if arrays of these global shapes cannot be stored, or a rule matches none of them."""
@@ -129,8 +142,11 @@ class Storage:
         """Returns the rows of the global batch that some devices hold of any array: int64, sorted, each once."""
         shardings = {self.sharding(name, shape) for name, shape in shapes.items()}
         global_batch = next(iter(shapes.values()))[0]
-        of_rows = [NamedSharding(each.mesh, PartitionSpec(*each.spec[:1])) for each in shardings]
-        return np.unique(np.concatenate([rows_of_devices(each, global_batch, devices) for each in of_rows]))
+        rows = []
+        for sharding in shardings:
+            sharding_of_rows = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
+            rows.append(rows_of_devices(sharding_of_rows, global_batch, devices))
+        return np.unique(np.concatenate(rows))
 
     def place(self, local: Mapping[str, np.ndarray], rows: np.ndarray, global_batch: int) -> dict[str, jax.Array]:
         """Places the rows that this process has read on its devices, each value only on those that store it.
@@ -153,7 +169,9 @@ class Storage:
     def to_step(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Moves a batch to the layout of the step with one program, compiled once for each kind of batch."""
         moving = {name: array for name, array in batch.items() if array.sharding != self.step}
-        return {**batch, **self.move(moving)} if moving else dict(batch)
+        if not moving:
+            return dict(batch)
+        return {**batch, **self.move(moving)}
 
     @functools.cached_property
     def move(self) -> "jax.stages.Wrapped":
@@ -177,8 +195,8 @@ def _part_of(
 
 def _entries(pattern: str, entries: Sequence[Axes], step: NamedSharding) -> tuple[tuple[str, ...], ...]:
     """Returns the axes of each dim, without those of size 1."""
-    named = [names_of(entry) for entry in entries]
-    axes = [axis for entry in named for axis in entry]
+    axes_of_dims = [names_of(entry) for entry in entries]
+    axes = list(chain.from_iterable(axes_of_dims))
     sizes = dict(step.mesh.shape)
     for axis in axes:
         if axis not in sizes:
@@ -186,4 +204,7 @@ def _entries(pattern: str, entries: Sequence[Axes], step: NamedSharding) -> tupl
             raise UserError(f"{KEY}[{pattern!r}]: unknown axis {axis!r}; {known}")
         if axes.count(axis) > 1:
             raise UserError(f"{KEY}[{pattern!r}] names the axis {axis} twice; an axis can split only one dim.")
-    return tuple(tuple(axis for axis in entry if sizes[axis] > 1) for entry in named)
+    split = []
+    for axes_of_dim in axes_of_dims:
+        split.append(tuple(axis for axis in axes_of_dim if sizes[axis] > 1))
+    return tuple(split)

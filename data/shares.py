@@ -35,13 +35,16 @@ def whole_weights(weights: Sequence[float], key: str) -> tuple[int, ...]:
     Raises:
         UserError: A weight is not positive, or the integers add up to more than 65,536.
     """
-    if wrong := [weight for weight in weights if not 0 < weight < math.inf]:
-        raise UserError(f"{key}: weights must be positive and finite, got {wrong[0]}. Leave out parts without a share.")
-    exact = [Fraction(str(weight)) for weight in weights]
-    scale = math.lcm(*(weight.denominator for weight in exact))
-    whole = [int(weight * scale) for weight in exact]
-    divisor = math.gcd(*whole)
-    ratio = tuple(weight // divisor for weight in whole)
+    for weight in weights:
+        if not 0 < weight < math.inf:
+            raise UserError(
+                f"{key}: weights must be positive and finite, got {weight}. Leave out parts without a share."
+            )
+    fractions = [Fraction(str(weight)) for weight in weights]
+    scale = math.lcm(*[fraction.denominator for fraction in fractions])
+    integers = [int(fraction * scale) for fraction in fractions]
+    divisor = math.gcd(*integers)
+    ratio = tuple(integer // divisor for integer in integers)
     if sum(ratio) > MAX_PERIOD:
         percent = ", ".join(f"{100 * weight / sum(ratio):.1f}" for weight in ratio)
         given = ", ".join(map(str, weights))
@@ -77,8 +80,8 @@ def turns(weights: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """
     part = np.fromiter(_sequence(weights), np.int64, sum(weights))
     number = np.empty_like(part)
-    for each, count in enumerate(weights):
-        number[part == each] = np.arange(count)
+    for index, count in enumerate(weights):
+        number[part == index] = np.arange(count)
     return part, number
 
 
@@ -86,17 +89,22 @@ def _sequence(weights: tuple[int, ...]) -> list[int]:
     """Returns the parts of one period: next is the most urgent of the parts that are far enough behind their share."""
     if len(weights) == 1:
         return [0] * weights[0]
-    period, bound = sum(weights), 2 * len(weights) - 2
+    period = sum(weights)
+    bound = 2 * len(weights) - 2
     behind = [0] * len(weights)  # the deficit before the next sample, times `period`
     chosen = []
     for _ in range(period):
-        best, best_left = -1, 0
+        best = -1
+        best_slack = 0
         for part, weight in enumerate(weights):
             behind[part] += weight
-            left = bound * (period - behind[part]) - period  # the slack, times `bound * period`
-            far_enough = bound * behind[part] >= period
-            if far_enough and (best < 0 or left * weights[best] < best_left * weight):
-                best, best_left = part, left
+            slack = bound * (period - behind[part]) - period  # times `bound * period`
+            is_far_enough = bound * behind[part] >= period
+            if not is_far_enough:
+                continue
+            if best < 0 or slack * weights[best] < best_slack * weight:
+                best = part
+                best_slack = slack
         behind[best] -= period
         chosen.append(best)
     return chosen

@@ -10,7 +10,8 @@ examples are seen equally often.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +35,10 @@ class BucketedSource(BatchedSource):
     """
 
     def __init__(self, source: Source, sizes: np.ndarray, lengths: Sequence[int], padded: Sequence[str]) -> None:
-        self._source, self._sizes, self.lengths, self._padded = source, sizes, np.array(lengths), tuple(padded)
+        self._source = source
+        self._sizes = sizes
+        self._padded = tuple(padded)
+        self.lengths = np.array(lengths)
         self.bucket_of = np.searchsorted(self.lengths, sizes)
 
     def __len__(self) -> int:
@@ -72,7 +76,9 @@ class BucketedSource(BatchedSource):
                     f"example {index}: {name} has the shape {array.shape}, but its length is {self._sizes[index]}; "
                     "padded arrays must have as many rows as inputs. Name them in bucket_by_length(padded=[...])."
                 )
-            example[name] = np.pad(array, [(0, length - len(array)), *[(0, 0)] * (array.ndim - 1)])
+            added = [(0, 0)] * array.ndim
+            added[0] = (0, length - len(array))
+            example[name] = np.pad(array, added)
         return example
 
 
@@ -88,7 +94,7 @@ class BucketedBatches(BucketedSource):
         super().__init__(source._source, source._sizes, source.lengths.tolist(), source._padded)
         self._global_batch = global_batch
         self._members = [np.flatnonzero(source.bucket_of == number) for number in range(len(source.lengths))]
-        self._weights = _shares([len(each) for each in self._members])
+        self._weights = _shares([len(members) for members in self._members])
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the examples at `indices` (int64, (N,)), padded to the longest of their buckets; a batch has one."""
@@ -109,10 +115,15 @@ class BucketedBatches(BucketedSource):
         buckets, numbers = locate(steps, self._weights)
         examples = np.empty_like(samples)
         for bucket in np.unique(buckets):
-            chosen, members = buckets == bucket, self._members[bucket]
-            within = numbers[chosen] * self._global_batch + rows[chosen]
-            places = sample_order(within, num_examples=len(members), seed=part_seed(seed, int(bucket)), shuffle=shuffle)
-            examples[chosen] = members[places]
+            is_of_bucket = buckets == bucket
+            members = self._members[bucket]
+            places = sample_order(
+                numbers[is_of_bucket] * self._global_batch + rows[is_of_bucket],
+                num_examples=len(members),
+                seed=part_seed(seed, int(bucket)),
+                shuffle=shuffle,
+            )
+            examples[is_of_bucket] = members[places]
         return examples
 
     def length_of(self, steps: np.ndarray) -> np.ndarray:
@@ -144,42 +155,56 @@ def bucket_by_length(
         UserError: An example is longer than the longest bucket or has no rows, or weights are not per row.
     """
     held_out = splits.evaluation
-    sizes = [_sizes(source) for source in (splits.train, held_out) if source is not None]
-    chosen = lengths
-    if chosen is None:
-        quantiles = np.quantile(np.concatenate(sizes), np.arange(1, buckets + 1) / buckets)
-        chosen = (np.ceil(quantiles / MULTIPLE) * MULTIPLE).astype(int).tolist()
-    given = sorted(set(chosen))
-    longest = max(int(each.max()) for each in sizes)
-    if not given or given[0] < 1 or longest > given[-1]:
-        raise UserError(f"lengths={list(chosen)} must be at least 1 and reach the {longest:,} rows of the longest.")
-    rows = np.shape(splits.train[0]["inputs"])[:1]
-    as_long = (name for name, array in splits.train[0].items() if np.shape(array)[:1] == rows)
-    names = tuple(padded) if padded is not None else tuple(as_long)
+    sizes = [_sizes(splits.train)]
+    if held_out is not None:
+        sizes.append(_sizes(held_out))
+    all_sizes = np.concatenate(sizes)
+    if lengths is None:
+        lengths = _computed_lengths(all_sizes, buckets)
+    sorted_lengths = sorted(set(lengths))
+    longest = int(all_sizes.max())
+    if not sorted_lengths or sorted_lengths[0] < 1 or longest > sorted_lengths[-1]:
+        raise UserError(f"lengths={list(lengths)} must be at least 1 and reach the {longest:,} rows of the longest.")
+    names = tuple(_as_long_as_inputs(splits.train[0]) if padded is None else padded)
     if "weights" not in names:
         raise UserError(
             f"examples have weights of the shape {np.shape(splits.train[0]['weights'])}: padding gets weights of 0, so "
             "each row of inputs must have one. Give such weights."
         )
-    used = [length for length in given if (np.searchsorted(given, sizes[0]) == given.index(length)).any()]
-    fits = [length for length in used if length >= longest] or [*used, given[np.searchsorted(given, longest)]]
+    used_buckets = np.unique(np.searchsorted(sorted_lengths, sizes[0]))
+    used = [sorted_lengths[bucket] for bucket in used_buckets]
     train = BucketedSource(splits.train, sizes[0], used, names)
-    evaluation = None if held_out is None else BucketedSource(held_out, sizes[1], fits[-1:], names)
-    share = int(sizes[0].sum()) / int(train.lengths[train.bucket_of].sum())
+    evaluation = None
+    if held_out is not None:
+        longest_bucket = max(used[-1], sorted_lengths[np.searchsorted(sorted_lengths, longest)])
+        evaluation = BucketedSource(held_out, sizes[1], [longest_bucket], names)
+    padding = 1 - int(sizes[0].sum()) / int(train.lengths[train.bucket_of].sum())
     return splits._replace(
         train=train,
         evaluation=evaluation,
-        description=f"{splits.description}, in buckets of {', '.join(map(str, used))} ({1 - share:.0%} padding)",
+        description=f"{splits.description}, in buckets of {', '.join(map(str, used))} ({padding:.0%} padding)",
         fingerprint=splits.fingerprint and fingerprint(sizes, splits.fingerprint, used, names),
     )
 
 
+def _computed_lengths(sizes: np.ndarray, buckets: int) -> list[int]:
+    """Returns lengths of buckets that each have about as many examples."""
+    quantiles = np.quantile(sizes, np.arange(1, buckets + 1) / buckets)
+    return (np.ceil(quantiles / MULTIPLE) * MULTIPLE).astype(int).tolist()
+
+
+def _as_long_as_inputs(example: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the arrays that have as many rows as the inputs."""
+    rows = np.shape(example["inputs"])[:1]
+    return [name for name, array in example.items() if np.shape(array)[:1] == rows]
+
+
 def _sizes(source: Source) -> np.ndarray:
     """Returns the length of each example."""
-    found = np.array([len(np.atleast_1d(source[index]["inputs"])) for index in range(len(source))], np.int64)
-    if not found.all():
-        raise UserError(f"example {int(found.argmin())} has inputs without rows; leave it out.")
-    return found
+    sizes = np.array([len(np.atleast_1d(source[index]["inputs"])) for index in range(len(source))], np.int64)
+    if not sizes.all():
+        raise UserError(f"example {int(sizes.argmin())} has inputs without rows; leave it out.")
+    return sizes
 
 
 def _shares(counts: Sequence[int]) -> tuple[int, ...]:

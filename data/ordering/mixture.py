@@ -52,9 +52,11 @@ class Mixture(BatchedSource):
         parts, places = find_part(self._starts, indices)
         rows: dict[str, np.ndarray] = {}
         for part in np.unique(parts):
-            chosen = parts == part
-            for name, array in take(self.sources[part], places[chosen]).items():
-                rows.setdefault(name, np.empty((len(indices), *array.shape[1:]), array.dtype))[chosen] = array
+            is_of_part = parts == part
+            for name, array in take(self.sources[part], places[is_of_part]).items():
+                if name not in rows:
+                    rows[name] = np.empty((len(indices), *array.shape[1:]), array.dtype)
+                rows[name][is_of_part] = array
         return rows
 
     def order(self, samples: np.ndarray, *, seed: int, shuffle: bool) -> np.ndarray:
@@ -71,15 +73,18 @@ class Mixture(BatchedSource):
         parts, numbers = locate(samples, self.weights)
         examples = np.empty_like(numbers)
         for part in np.unique(parts):
-            chosen, source = parts == part, self.sources[part]
-            within = source_order(numbers[chosen], source=source, seed=part_seed(seed, int(part)), shuffle=shuffle)
-            examples[chosen] = self._starts[part] + within
+            is_of_part = parts == part
+            places = source_order(
+                numbers[is_of_part], source=self.sources[part], seed=part_seed(seed, int(part)), shuffle=shuffle
+            )
+            examples[is_of_part] = self._starts[part] + places
         return examples
 
     def origin(self, index: int) -> str:
         """Returns the part of example `index`, and its origin there."""
-        part, within = map(int, find_part(self._starts, index))
-        return f"{self._names[part]}, {origin_of(self.sources[part], within) or f'example {within}'}"
+        part, place = map(int, find_part(self._starts, index))
+        origin = origin_of(self.sources[part], place) or f"example {place}"
+        return f"{self._names[part]}, {origin}"
 
 
 class EvenlyMixed(BatchedSource):
@@ -103,7 +108,8 @@ class EvenlyMixed(BatchedSource):
 
     def origin(self, index: int) -> str:
         """Returns the part of sample `index`, and its origin there."""
-        return self._mixture.origin(int(self._mixture.order(np.array([index]), seed=0, shuffle=False)[0]))
+        examples = self._mixture.order(np.array([index]), seed=0, shuffle=False)
+        return self._mixture.origin(int(examples[0]))
 
 
 def mix(parts: Sequence[tuple[Splits, float]]) -> Splits:
@@ -151,37 +157,53 @@ def _mix(splits: Sequence[Splits], weights: Sequence[float], key: str) -> Splits
     """Mixes splits; `key` names the mixture in messages."""
     if not splits:
         raise UserError(f"{key}: the list is empty. Give at least one part, with its weight.")
-    whole = whole_weights(weights, key)
+    integer_weights = whole_weights(weights, key)
     names = [f"{key}[{number}]" for number in range(len(splits))]
     _check_parts(splits, names)
-    triples = [*zip(splits, whole, names, strict=True)]
-    held_out = [(each.evaluation, weight, name) for each, weight, name in triples if each.evaluation is not None]
-    evaluation = None
-    if held_out:
-        sources, shares, their_names = zip(*held_out, strict=True)
-        evaluation = EvenlyMixed(Mixture(sources, whole_weights(shares, key), their_names))
-    described = [f"{100 * weight / sum(whole):.4g} % {each.description}" for each, weight, _ in triples]
-    known = all(each.fingerprint for each in splits)
+    descriptions = []
+    for part, weight in zip(splits, integer_weights, strict=True):
+        descriptions.append(f"{100 * weight / sum(integer_weights):.4g} % {part.description}")
+    fingerprints = [part.fingerprint for part in splits]
+    content = ""
+    if all(fingerprints):
+        content = fingerprint((), "mixture", integer_weights, fingerprints)
     return Splits(
-        train=Mixture([each.train for each in splits], whole, names),
-        evaluation=evaluation,
+        train=Mixture([part.train for part in splits], integer_weights, names),
+        evaluation=_mix_held_out(splits, integer_weights, names, key),
         vocabulary=splits[0].vocabulary,
-        description=f"mixture of {' + '.join(described)}",
-        fingerprint=fingerprint((), "mixture", whole, [each.fingerprint for each in splits]) if known else "",
+        description=f"mixture of {' + '.join(descriptions)}",
+        fingerprint=content,
     )
+
+
+def _mix_held_out(
+    splits: Sequence[Splits], weights: Sequence[int], names: Sequence[str], key: str
+) -> EvenlyMixed | None:
+    """Mixes the held-out examples of the parts that have some; None if none has."""
+    sources = []
+    weights_of_sources = []
+    names_of_sources = []
+    for part, weight, name in zip(splits, weights, names, strict=True):
+        if part.evaluation is not None:
+            sources.append(part.evaluation)
+            weights_of_sources.append(weight)
+            names_of_sources.append(name)
+    if not sources:
+        return None
+    return EvenlyMixed(Mixture(sources, whole_weights(weights_of_sources, key), names_of_sources))
 
 
 def _check_parts(splits: Sequence[Splits], names: Sequence[str]) -> None:
     """Raises a UserError if parts have different examples or vocabularies."""
-    forms = [shapes_of(each.train[0]) for each in splits]
+    forms = [shapes_of(part.train[0]) for part in splits]
     for form, name in zip(forms, names, strict=True):
         if form != forms[0]:
             raise UserError(f"{names[0]} has examples of {forms[0]}, but {name} has {form}; they must be the same.")
-    numbers = [each.vocabulary for each in splits]
+    numbers = [part.vocabulary for part in splits]
     if len(set(numbers)) > 1:
-        given = [f"{name} has {number or 'no'} token ids" for name, number in zip(names, numbers, strict=True)]
+        counts = [f"{name} has {number or 'no'} token ids" for name, number in zip(names, numbers, strict=True)]
         raise UserError(
-            f"{', '.join(given)}: the same id must mean the same token in all parts. If it does, set data.vocabulary "
+            f"{', '.join(counts)}: the same id must mean the same token in all parts. If it does, set data.vocabulary "
             "to the number of all ids."
         )
 

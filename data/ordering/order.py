@@ -54,7 +54,8 @@ def source_order(samples: np.ndarray, *, source: Source, seed: int, shuffle: boo
     Returns:
         int64, (N,), indices into the source.
     """
-    if (order := getattr(source, "order", None)) is not None:
+    order = getattr(source, "order", None)
+    if order is not None:
         return order(samples, seed=seed, shuffle=shuffle)
     return sample_order(samples, num_examples=len(source), seed=seed, shuffle=shuffle)
 
@@ -73,8 +74,9 @@ def batch_number(step: int, left_out: Iterable[int] = ()) -> int:
         The number of the batch, from 0: batch b holds samples [b * B, (b + 1) * B).
     """
     number = step
-    for each in sorted(left_out):
-        number += each <= number
+    for skipped in sorted(left_out):
+        if skipped <= number:
+            number += 1
     return number
 
 
@@ -96,9 +98,9 @@ def _permute(places: np.ndarray, size: int, keys: tuple[np.uint64, ...]) -> np.n
     outside = np.arange(len(places))
     while len(outside):
         left, right = np.divmod(result[outside], np.uint64(width))
-        for i in range(0, ROUNDS, 2):
-            left = (left + _hash(right, keys[i])) % np.uint64(height)
-            right = (right + _hash(left, keys[i + 1])) % np.uint64(width)
+        for first_round in range(0, ROUNDS, 2):
+            left = (left + _hash(right, keys[first_round])) % np.uint64(height)
+            right = (right + _hash(left, keys[first_round + 1])) % np.uint64(width)
         result[outside] = left * np.uint64(width) + right
         outside = outside[result[outside] >= size]
     return result.astype(np.int64)

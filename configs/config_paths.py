@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..mesh.files import below_root
 from ..parallel.model.user_code import find_foreign_code
 from .config_errors import Problem
 from .schema import Config
@@ -55,16 +56,6 @@ def anchor_overrides(tree: dict[str, Any], given_by: Mapping[str, str], root: Pa
     if _is_override(MIXTURE, given_by) and isinstance(parts := _get(tree, MIXTURE), list):
         for part in (part for part in parts if isinstance(part, dict)):
             part |= {name: _from_here(part[name], MIXTURE) for name in ("files", "eval_files") if name in part}
-
-
-def below_root(path: str, root: str) -> str:
-    """Returns a path or glob relative to a root, with `~` expanded.
-
-    Args:
-        path: An absolute or relative path.
-        root: The directory that relative paths start from; empty = the working directory.
-    """
-    return os.path.join(root, os.path.expanduser(path))
 
 
 def is_schedule_file(schedule: str) -> bool:

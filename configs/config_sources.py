@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..mesh.errors import SITE, UserError, did_you_mean
+from ..mesh.files import check_local
 from .config_errors import ConfigError
 from .secret_variables import redact_config
 from .yaml_reader import read_yaml
@@ -66,6 +67,7 @@ def find_config(source: str | Path) -> Path:
     if source == "":  # Path("") is the working directory
         message = f"expected a YAML file, a preset or the directory of a run. Presets: {', '.join(preset_names())}."
         raise ConfigError([message], "an empty name")
+    check_local(source, "CONFIG")
     path = Path(source)
     if os.path.isfile(path):  # unlike Path.is_file, returns False for a name that is too long
         return path

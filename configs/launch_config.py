@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 from annotated_types import Ge, Le
 
 from ..mesh.errors import UserError, raise_problems
+from ..parallel.options import LocalPath
 
 TIME = re.compile(r"([0-9]{1,4}-)?[0-9]{1,6}(:[0-5]?[0-9]){0,2}")
 """A time limit of a scheduler: minutes, hours:minutes:seconds, days-hours:minutes:seconds."""
@@ -73,7 +74,7 @@ class KubernetesConfig:
     """Name of a Kueue queue; empty = none."""
     volume_claim: str = ""
     """PersistentVolumeClaim, readable and writable by all pods, mounted at `mount`, for run.dir and data."""
-    mount: str = "/shared"
+    mount: LocalPath = "/shared"
     """Mount path; relative paths of the config start there."""
     memory: str = ""
     """Memory request and limit of each pod, such as "64Gi"; empty = no limit. A pod requests launch.cpus_per_process
@@ -104,7 +105,7 @@ class LaunchConfig:
     """CPU cores of each process; 0 = the launcher's default."""
     time: str = ""
     """Time limit of the job, "hours:minutes:seconds"; empty = the launcher's default, on kubernetes 7 days."""
-    python: str = ""
+    python: LocalPath = ""
     """Python interpreter on the hosts; empty = the path of the one that runs this command."""
     setup: tuple[str, ...] = ()
     """Shell lines to run before the processes start, such as "module load cuda"."""

@@ -19,7 +19,8 @@ from annotated_types import Ge, Le, Lt
 from ..data.config import DataConfig
 from ..layouts.paths import pattern_problem
 from ..mesh.errors import raise_problems
-from ..parallel.options import Precision
+from ..mesh.files import is_url
+from ..parallel.options import LocalPath, Precision
 from ..parallel.sharding.strategies import option_types
 from ..training.optimizing.optimizer_config import OptimizerConfig
 from .launch_config import Count, LaunchConfig, Positive
@@ -29,10 +30,10 @@ from .launch_config import Count, LaunchConfig, Positive
 class RunConfig:
     """The run directory, code and compilation; only `seed` changes the numbers."""
 
-    dir: str = ""
+    dir: LocalPath = ""
     """Directory of checkpoints, metrics, logs and report; empty = runs/<name of the YAML file>. Training again with the
     same directory resumes the run."""
-    root: str = ""
+    root: LocalPath = ""
     """Directory that relative paths start from (data.files, data.eval_files, the CSV file of a schedule), and the first
     one that is searched for your modules; empty = the directory of the YAML file, for a preset the working directory.
     Paths in key=value arguments, and run.dir, start from the working directory."""
@@ -56,7 +57,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         wrong = [name for name in self.allow if not all(part.isidentifier() for part in name.split("."))]
         problems = [f"run.allow: {name!r} is not a valid module name, such as my_package." for name in wrong]
-        if "://" in self.cache:
+        if is_url(self.cache):
             fix = f"Remove run.cache and set the environment variable JAX_COMPILATION_CACHE_DIR={self.cache}."
             problems.append(f"run.cache: {self.cache!r} is not a directory of a file system. {fix}")
         options = () if isinstance(self.xla, str) else self.xla
@@ -158,7 +159,7 @@ class CheckpointConfig:
     """Steps between two checkpoints; 0 = only at the end."""
     keep: Positive = 3
     """Number of latest checkpoints to keep; older ones are removed."""
-    start_from: str = ""
+    start_from: LocalPath = ""
     """Directory of another run, or of one of its checkpoints (runs/old, runs/old/400): a new run starts with its
     parameters and a new optimizer state. A relative path starts from the working directory. Used at step 0 only."""
     start_fresh: tuple[str, ...] = ()

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from ..mesh.errors import UserError, did_you_mean, raise_problems
-from ..parallel.options import type_problems
+from ..mesh.files import LOCAL, is_url
+from ..parallel.options import LocalPath, type_problems
 from .shares import whole_weights
 
 EMBEDDED_SOURCES = ("stdlib", "synthetic", "synthetic_tokens")
@@ -112,7 +113,7 @@ class DataConfig:
     """Keep documents that share an example apart: attention stays within a document, positions count from its start,
     and no token is predicted from another document. Documents end with byte 0 (texts) or `separator`."""
 
-    tokenizer: str = ""
+    tokenizer: LocalPath = ""
     """tokenizer.json of Hugging Face, or its directory: texts become its ids; empty = texts stay bytes."""
 
     separator: TokenId = -1
@@ -219,8 +220,12 @@ def _source_problems(config: DataConfig) -> Iterator[str]:
     has_files = bool(config.files or config.eval_files)
     if config.mixture and config.source != "mixture":
         yield f"data.mixture is set, but {given} does not have parts; set data.source: mixture."
-    if ":" in config.source:  # the user's own function may use `files` or not
+    if ":" in config.source:  # the user's own function may use `files` or not, and may read URLs
         return
+    for key in ("files", "eval_files"):
+        for file in getattr(config, key):
+            if is_url(file):
+                yield f"data.{key} must contain {LOCAL.replace('a path', 'paths')}, got {file!r}."
     if config.source not in known:
         hint = did_you_mean(config.source, known)
         choices = f"choose from {', '.join(known)}, or module:function.{hint}"

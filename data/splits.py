@@ -1,12 +1,12 @@
 """Training and evaluation examples from a `data:` section."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..mesh.errors import UserError
+from ..mesh.files import below_root
 from ..mesh.known_causes import lost_worker
 from ..parallel.model.user_code import import_function
 from ..parallel.model.user_errors import as_user_error
@@ -105,11 +105,11 @@ def _below(config: DataConfig, root: Path) -> DataConfig:
     """Returns the config with absolute paths; relative ones start from `root`."""
     directory = root.absolute()
     changed: dict[str, Any] = {
-        key: tuple(os.path.join(directory, os.path.expanduser(pattern)) for pattern in getattr(config, key))
+        key: tuple(below_root(pattern, directory) for pattern in getattr(config, key))
         for key in ("files", "eval_files")
     }
     if config.tokenizer:
-        changed["tokenizer"] = os.path.join(directory, os.path.expanduser(config.tokenizer))
+        changed["tokenizer"] = below_root(config.tokenizer, directory)
     return replace(config, **changed)
 
 

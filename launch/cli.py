@@ -47,6 +47,8 @@ COMMANDS = (
     run_commands.DOCTOR,
     completion.COMMAND,
 )
+NOT_PATHS = ("overrides", "word", "on")
+"""Arguments with any text: `key=value`, a prompt, and a launcher such as ssh:hosts.yaml; they are checked later."""
 
 
 def version_text() -> str:
@@ -126,8 +128,23 @@ def parse_arguments(command: Command, words: Sequence[str]) -> argparse.Namespac
 
         options = re.findall(r"--[a-z-]+", parser.format_usage())
         parser.error(explain_unknown(unknown, options, reads_config="overrides" in arguments))
+    for name, value in vars(arguments).items():
+        if name not in NOT_PATHS:
+            _reject_urls(name, value, parser)
     arguments.commands = COMMANDS
     return arguments
+
+
+def _reject_urls(name: str, value: Any, parser: argparse.ArgumentParser) -> None:
+    """Exits with code 2 if an argument, or one of several, is a URL."""
+    from ..mesh.errors import UserError
+    from ..mesh.files import check_local
+
+    for item in value if isinstance(value, list) else [value]:
+        try:
+            check_local(str(item), f"argument {name}:")
+        except UserError as error:
+            parser.error(str(error))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

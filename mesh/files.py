@@ -1,6 +1,7 @@
-"""Absolute paths, and files that are replaced as a whole."""
+"""Paths on file systems, which are never URLs; absolute paths; and files that are replaced as a whole."""
 
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -13,6 +14,41 @@ PARTIAL = ".partial"
 """Suffix of a file or directory that is being written; it is renamed when it is complete."""
 
 
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/|hf:")
+"""The beginning of a URL: gs://bucket, hf:owner/name, and s3:/bucket, which `Path` makes of s3://bucket."""
+LOCAL = "a path on a mounted file system (URLs are not supported: mount the bucket, or copy the files)"
+"""The rule for every path."""
+
+
+def is_url(path: str | Path) -> bool:
+    """Returns True for a URL, which `Path` would take for a directory named `gs:` below the working directory."""
+    return URL.match(str(path)) is not None
+
+
+def check_local(path: str | Path, name: str) -> None:
+    """Checks that a path is not a URL.
+
+    Args:
+        path: The path, as the user gave it.
+        name: The key or argument, for the message.
+
+    Raises:
+        UserError: It is a URL.
+    """
+    if is_url(path):
+        raise UserError(f"{name} must be {LOCAL}, got {str(path)!r}.")
+
+
+def below_root(path: str, root: str | Path) -> str:
+    """Returns a path or glob relative to a root, with `~` expanded; a URL stays as it is.
+
+    Args:
+        path: An absolute or relative path.
+        root: The directory that relative paths start from; empty = the working directory.
+    """
+    return path if is_url(path) else os.path.join(root, os.path.expanduser(path))
+
+
 def absolute_path(path: str | Path) -> Path:
     """Returns a path as an absolute path without `..`, which readers such as TensorStore's reject.
 
@@ -23,8 +59,10 @@ def absolute_path(path: str | Path) -> Path:
         path: Relative to the working directory, or absolute.
 
     Raises:
+        UserError: It is a URL.
         OSError: The working directory no longer exists.
     """
+    check_local(path, "The path")
     parts = Path(path).absolute().parts
     if ".." not in parts:
         return Path(*parts)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..mesh.errors import UserError, did_you_mean, raise_problems, unknown_options
+from ..mesh.files import is_url
 from ..mesh.keys import make_key
 from ..parallel.model import BlockModel, Model, Params
 from ..parallel.model.arguments import EXPECTED, as_model
@@ -75,7 +76,7 @@ def _base_model(
 def _options(spec: Mapping[str, Any], search_path: Sequence[str | Path]) -> dict[str, Any]:
     """Returns the options of the model itself; `folder` is searched below some directories."""
     options = {option: value for option, value in spec.items() if option not in ("name", "check", "lora")}
-    if options.get("folder"):
+    if options.get("folder") and not is_url(options["folder"]):
         places = [Path(place) / options["folder"] for place in search_path]
         options["folder"] = str(next((place for place in places if place.is_dir()), options["folder"]))
     return options

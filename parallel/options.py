@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from annotated_types import Ge, Le, Lt
 from jax import Array
-from pydantic import ConfigDict, TypeAdapter, ValidationError, WithJsonSchema
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError, WithJsonSchema
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ..mesh.errors import UserError, did_you_mean, raise_problems
+from ..mesh.files import LOCAL, is_url
 
 REST = -1
 """The size of an axis that takes all remaining devices."""
@@ -24,6 +25,16 @@ PositiveFloat32: TypeAlias = Annotated[
     float, Ge(MIN_FLOAT32), Le(MAX_FLOAT32), WithJsonSchema({"type": "number", "exclusiveMinimum": 0})
 ]
 """A positive number that is neither 0 nor infinite in float32."""
+
+
+def _reject_url(path: str) -> str:
+    if is_url(path):
+        raise PydanticCustomError("url", "the path is a URL")
+    return path
+
+
+LocalPath: TypeAlias = Annotated[str, AfterValidator(_reject_url)]
+"""A path on a mounted file system: the type of every option that is a path."""
 RULES = {
     "int_type": "an integer",
     "float_type": "a number",
@@ -40,6 +51,7 @@ RULES = {
     "greater_than": "greater than {gt}",
     "less_than": "less than {lt}",
     "too_long": "a list of {max_length} values",
+    "url": LOCAL,
 }
 """Type of a pydantic error -> the end of `must be ...`."""
 

@@ -63,7 +63,7 @@ from ..layouts.tensor_layout import TensorLayout, split_further, without_axes
 from ..mesh.errors import UserError
 from .collectives import Collective, StepCounts, keep_split, wire_bytes
 from .model import Params
-from .options import check_options
+from .options import LocalPath, check_options
 from .plan import MeshPlan, Parameter, ShardingPlan, no_problems, splits_nothing, summed_elsewhere
 from .schedule.builders import make_schedule
 from .schedule.schedule_table import Kind, Schedule
@@ -79,7 +79,7 @@ class PipelineConfig:
 
     size: int = 1
     """Stages S: devices over which the layers are split; -1 = the rest."""
-    schedule: str = "1f1b"
+    schedule: LocalPath = "1f1b"
     """The schedule: gpipe, 1f1b, interleaved_1f1b, zb_h1, zbv, or the path of your own CSV file."""
     microbatches: int = 0
     """Microbatches M, at least S, that a device's rows are split into; 0 = 2 S. More microbatches mean less idle

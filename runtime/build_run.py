@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ..configs.checks import check_devices
-from ..configs.config_paths import below_root, is_schedule_file
+from ..configs.config_paths import is_schedule_file
 from ..configs.config_text import as_plain
 from ..configs.elastic import fit_to_devices
 from ..configs.schema import Config, RunConfig
@@ -19,6 +19,7 @@ from ..data.value_ranges import Limit, Limits, check_splits
 from ..mesh.axes import physical_order
 from ..mesh.devices import device_name, simulate
 from ..mesh.errors import UserError
+from ..mesh.files import below_root
 from ..mesh.targets import has_compiler
 from ..models.catalog import MODELS, load_model
 from ..models.frozen import freeze, frozen_paths

@@ -118,8 +118,8 @@ def output_file(text: str) -> Path:
     from ...mesh.errors import UserError
     from ...mesh.files import absolute_path, check_replaceable
 
-    path = absolute_path(text)
     try:
+        path = absolute_path(text)
         check_replaceable(path)
     except UserError as error:
         raise argparse.ArgumentTypeError(str(error)) from error

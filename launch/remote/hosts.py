@@ -19,6 +19,8 @@ from ...configs.launch_config import Count
 from ...configs.validation import to_dataclass
 from ...configs.yaml_reader import read_file
 from ...mesh.errors import UserError
+from ...mesh.files import check_local
+from ...parallel.options import LocalPath
 
 NAME = re.compile(r"(?:[A-Za-z0-9_][\w.+-]*@)?[A-Za-z0-9_:\[][\w.:%\]-]*")
 """A host, with or without a user; never an option of ssh."""
@@ -39,9 +41,9 @@ class Host:
     """The address for the other hosts if it is not the name; that of the first host is the coordinator's."""
     processes: Annotated[int, Ge(0), Le(MAX_PROCESSES)] = 0
     """The number of processes on this host; 0 = the value of the file."""
-    python: str = ""
+    python: LocalPath = ""
     """The Python interpreter on this host; "" = the value of the file."""
-    directory: str = ""
+    directory: LocalPath = ""
     """The working directory on this host; "" = the value of the file."""
 
     @property
@@ -65,9 +67,9 @@ class HostsFile:
     """The number of processes on each host."""
     gpus_per_process: Count = 0
     """GPUs that each process sees, in the order of the processes; 0 = the GPUs of a host are divided among them."""
-    python: str = ""
+    python: LocalPath = ""
     """The Python interpreter on the hosts; "" = launch.python of the config, or the path of this interpreter."""
-    directory: str = ""
+    directory: LocalPath = ""
     """The working directory on the hosts, on a shared file system; "" = the path of the current one."""
     ssh: tuple[str, ...] = ()
     """Further arguments of ssh, such as "-i", "/home/me/.ssh/cluster"."""
@@ -100,6 +102,7 @@ def read_hosts(path: Path) -> Hosts:
     Raises:
         ConfigError: The file is invalid; the message lists all problems: unknown keys, wrong types, duplicate hosts.
     """
+    check_local(path, "The hosts file")
     if not path.is_file():
         kind = "it is a directory" if path.is_dir() else "the file is missing"
         raise ConfigError([f"{kind}. Use a YAML file such as {EXAMPLE}"], str(path) or "an empty name")

@@ -12,7 +12,9 @@ from annotated_types import Ge, Lt
 
 from ...layouts.paths import map_with_path
 from ...mesh.errors import UserError, did_you_mean, raise_problems
+from ...mesh.files import check_local
 from ...parallel.model import BlockModel, Params
+from ...parallel.options import LocalPath
 from ..transformer import transformer
 from ..transformer_config import Count, Positive, TransformerConfig
 from .config_json import NAME, read_config, read_object
@@ -117,6 +119,7 @@ def load(folder: str | Path, *, length: int = 0, ignore_keys: Sequence[str] = ()
             contradictory options; an array is missing, unknown, has another shape or no float dtype, or contradicts
             what the transformer computes instead of reading it.
     """
+    check_local(folder, "folder")
     folder = Path(folder)
     config = transformer_config(folder, length=length, ignore_keys=ignore_keys, **options)
     return Loaded(config, transformer(config), load_params(folder, config))
@@ -249,7 +252,7 @@ def _arrays_in(folder: Path) -> dict[str, np.ndarray]:
 class HuggingFaceConfig:
     """A transformer with the sizes of a Hugging Face directory; training starts from its weights."""
 
-    folder: str = ""
+    folder: LocalPath = ""
     """Directory with config.json and .safetensors files (Llama, Qwen2, Qwen3 or GPT-2), below run.root."""
     vocabulary: Count = 0
     """Number of different tokens in the data, at most the directory's; 0 = the data's."""
@@ -267,6 +270,7 @@ class HuggingFaceConfig:
 
 def configured_transformer(config: HuggingFaceConfig) -> TransformerConfig:
     """Returns the transformer of the directory of a config; errors are those of `transformer_config`."""
+    check_local(config.folder, "model.folder")
     return transformer_config(
         Path(config.folder),
         length=config.length,

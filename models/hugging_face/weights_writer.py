@@ -13,7 +13,7 @@ import numpy as np
 from ...layouts.paths import differing_leaves, in_blocks, leaves_with_paths
 from ...layouts.sizes import array_bytes
 from ...mesh.errors import UserError, raise_problems
-from ...mesh.files import atomic_write
+from ...mesh.files import atomic_write, check_local
 from ...parallel.model import Params
 from ..transformer import transformer
 from ..transformer_config import TransformerConfig
@@ -64,7 +64,11 @@ def save(
             spread over processes, or have an unsupported dtype.
         OSError: The disk is full.
     """
-    folder, family = Path(folder), family_of(config)
+    check_local(folder, "folder")
+    if like is not None:
+        check_local(like, "like")
+    folder = Path(folder)
+    family = family_of(config)
     leaves = _checked(config, params)
     if folder.exists():
         raise UserError(f"{folder} already exists. Give another directory, or remove it.")

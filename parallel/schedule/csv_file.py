@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from ...mesh.errors import UserError, counted, raise_problems, unknown_name
+from ...mesh.files import check_local
 from .schedule_table import LETTERS, PLACEMENTS, Action, Placement, Schedule, check
 
 KINDS = {letter: kind for kind, letter in LETTERS.items()}
@@ -42,6 +43,7 @@ def read_schedule(
         UserError: The file cannot be read, a cell or setting is invalid, sizes differ from the required ones, or
             `check` finds problems. Problems of one kind are reported together, with line and tick.
     """
+    check_local(path, "The schedule")
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8-sig")

@@ -1,13 +1,28 @@
 """Relative paths in a YAML file start from its directory, those in overrides from the working directory."""
 
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
 from spmdkit.configs import load_config, resolved_yaml
-from spmdkit.data import open_splits
+from spmdkit.configs.key_names import sections
+from spmdkit.configs.schema import Config
+from spmdkit.configs.validation import to_dataclass
+from spmdkit.data import DataConfig, open_splits
+from spmdkit.launch.remote.hosts import Host, HostsFile
 from spmdkit.mesh.errors import UserError
+from spmdkit.models import hugging_face
+from spmdkit.models.catalog import MODELS
+from spmdkit.models.lora import LoRAConfig
+from spmdkit.parallel.schedule.csv_file import read_schedule
+from spmdkit.parallel.sharding.strategies import option_types
 from spmdkit.runtime.build_run import strategy_from_root
+from spmdkit.training.callbacks.callback_catalog import CALLBACKS
+
+import spmdkit
 
 
 def with_root(config):
@@ -102,3 +117,131 @@ def test_parts_of_a_mixture_follow_the_same_rule(project):
     given = load_config("configs/my.yaml", ["data.source=mixture", "data.files=[]", f"data.mixture={parts}"])
     assert given.data.mixture[0].files == (str(project / "here" / "*.txt"),)
     assert num_bytes(given)
+
+
+# URLs
+
+URL = "s3://bucket/x"
+PATHS = {
+    "run.dir",
+    "run.root",
+    "run.cache",
+    "data.files",
+    "data.eval_files",
+    "data.tokenizer",
+    "checkpoint.start_from",
+    "launch.python",
+    "launch.kubernetes.mount",
+    "strategy.pipe.schedule",
+    "model.folder",
+    "callbacks.path",
+    "hosts.python",
+    "hosts.directory",
+}
+NOT_PATHS = {
+    "callbacks.after",
+    "callbacks.monitor",
+    "checkpoint.start_fresh",
+    "data.source",
+    "hosts.address",
+    "hosts.name",
+    "callbacks.experiment",
+    "callbacks.project",
+    "callbacks.prompt",
+    "callbacks.run_name",
+    "callbacks.tracking_uri",
+    "data.column",
+    "data.columns",
+    "launch.kubernetes.image",
+    "launch.kubernetes.memory",
+    "launch.kubernetes.name",
+    "launch.kubernetes.namespace",
+    "launch.kubernetes.queue",
+    "launch.kubernetes.secrets",
+    "launch.kubernetes.service_account",
+    "launch.kubernetes.volume_claim",
+    "launch.elastic",
+    "launch.mpi.options",
+    "launch.prefix",
+    "launch.setup",
+    "launch.slurm.account",
+    "launch.slurm.qos",
+    "hosts.ssh",
+    "model.ignore_keys",
+    "model.match",
+    "model.train",
+    "optimizer.decay_skip",
+    "optimizer.freeze",
+    "optimizer.muon_skip",
+    "optimizer.name",
+    "sample.prompt",
+}
+"""Keys with any text, which may contain a URL: names, images, addresses of servers, regular expressions, commands."""
+
+
+def text_keys(section: str, cls: type) -> Iterator[tuple[str, type, str, object]]:
+    """Yields (key, class, name, URL) of every key of a section that is a text or a list of texts."""
+    hints = get_type_hints(cls)
+    for field in fields(cls):
+        hint = hints[field.name]
+        if not field.init:
+            continue
+        if is_dataclass(hint):
+            yield from text_keys(f"{section}.{field.name}", hint)
+        elif hint is str:
+            yield f"{section}.{field.name}", cls, field.name, URL
+        elif get_origin(hint) is tuple and str in get_args(hint):
+            yield f"{section}.{field.name}", cls, field.name, [URL]
+
+
+def all_text_keys() -> Iterator[tuple[str, type, str, object]]:
+    defaults = Config()
+    for section in sections():
+        if is_dataclass(getattr(defaults, section)):
+            yield from text_keys(section, type(getattr(defaults, section)))
+    for strategy, options in option_types().items():
+        yield from text_keys(f"strategy.{strategy}", options)
+    for options, _ in MODELS.values():
+        yield from text_keys("model", options)
+    yield from text_keys("model", LoRAConfig)
+    for callback in CALLBACKS.values():
+        yield from text_keys("callbacks", callback)
+    yield from text_keys("hosts", Host)
+    yield from text_keys("hosts", HostsFile)
+
+
+def test_every_key_of_a_path_rejects_urls():
+    """A new key with a text is a path, whose type is LocalPath, or it is listed in NOT_PATHS."""
+    rejected, accepted = set(), set()
+    for key, cls, name, url in all_text_keys():
+        problems = []
+        to_dataclass(cls, {name: url}, key.rpartition(".")[0], problems)
+        messages = [problem.message for problem in problems if problem.path.endswith(name)]
+        if not messages:
+            accepted.add(key)
+        elif any("file system" in message for message in messages):
+            rejected.add(key)
+    assert rejected == PATHS
+    assert accepted <= NOT_PATHS
+
+
+def test_overrides_and_parts_of_a_mixture_reject_urls(project):
+    part = "{source: text, weight: 1, files: ['gs://bucket/*.txt']}"
+    words = [
+        "run.root=gs://bucket",
+        "data.tokenizer=hf:org/name",
+        "model={name: hugging_face, folder: 'hf://org/name'}",
+    ]
+    for word in [*words, f"data={{source: mixture, mixture: [{part}], length: 8}}"]:
+        with pytest.raises(UserError, match=r"on a mounted file system \(URLs are not supported"):
+            load_config("configs/my.yaml", [word], sizes=False)
+
+
+def test_functions_reject_urls():
+    for function in (hugging_face.load, spmdkit.load_run, load_config, read_schedule):
+        with pytest.raises(UserError, match="must be a path on a mounted file system"):
+            function(URL)
+    with pytest.raises(UserError, match="must be a path on a mounted file system"):
+        spmdkit.Checkpoints(URL, keep=1, abstract_state=None)
+    with pytest.raises(UserError, match=r"data.files must contain paths on a mounted file system"):
+        DataConfig(source="text", files=(URL,))

@@ -75,6 +75,8 @@ def user_module(tmp_path, monkeypatch):
         "    return 3\n"
         "def weightless(config):\n"
         "    return mine(config)._replace(train=[{'inputs': np.zeros(2)}])\n"
+        "def streamed(config):\n"
+        "    return mine(config)._replace(description=' '.join(config.files))\n"
         "def empty(config):\n"
         "    return mine(config)._replace(evaluation=[])\n"
         "def different(config):\n"
@@ -90,6 +92,12 @@ def test_the_users_own_function():
     splits = open_splits(DataConfig(source="user_data:mine", length=7))
     assert isinstance(splits, Splits)
     assert len(splits.train) == 7
+
+
+@pytest.mark.usefixtures("user_module")
+def test_the_users_own_function_may_read_urls(tmp_path):
+    config = DataConfig(source="user_data:streamed", length=7, files=("s3://bucket/*.npz", "b"))
+    assert open_splits(config, [tmp_path]).description == f"s3://bucket/*.npz {tmp_path / 'b'}"
 
 
 @pytest.mark.usefixtures("user_module")

@@ -43,6 +43,43 @@ def test_help_shows_an_example_of_every_command(exits):
     assert max(map(len, text.partition("options:")[0].splitlines())) <= 80
 
 
+URL = "gs://bucket/x"
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["train", URL], "argument config"),
+        (["evaluate", URL], "argument place"),
+        (["export", "runs/one", URL], "argument target"),
+        (["predict", "runs/one", "--out", URL], "argument out"),
+        (["report", "runs/one", URL], "argument runs"),
+        (["report", "runs/one", "--out", URL], "argument out"),
+        (["checkpoint", "inspect", URL], "argument place"),
+        (["schedule", URL], "argument name"),
+        (["schedule", "1f1b", "--svg", URL], "argument svg"),
+        (["schedule", "1f1b", "--csv", URL], "argument csv"),
+        (["plan", "quickstart", "--target", "h100:1x8", "--html", URL], "argument --html"),
+        (["explain", "quickstart", "--hlo", URL], "argument --hlo"),
+    ],
+)
+def test_rejects_urls_as_paths(words, name, exits, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert re.search(rf"{name}: .*must be a path on a mounted file system", exits(INVALID_INPUT, *words).err)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [["run.dir=gs://bucket/x"], ["data.source=text", "data.files=[s3://bucket/x]"]])
+def test_a_run_in_a_bucket_does_not_start(words, cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "on a mounted file system" in cli(INVALID_INPUT, "train", "quickstart", *words).err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_hosts_file_is_not_a_url(cli):
+    assert "The hosts file must be a path" in cli(INVALID_INPUT, "launch", "quickstart", "--on", f"ssh:{URL}").err
+
+
 @pytest.mark.parametrize("arguments", [[], ["help"]])
 def test_no_command_prints_help(arguments, cli, exits):
     assert cli(0, *arguments).out == exits(0, "--help").out

@@ -5,7 +5,7 @@ import os
 
 import pytest
 from spmdkit.mesh.errors import UserError
-from spmdkit.mesh.files import absolute_path, atomic_write, write_text
+from spmdkit.mesh.files import absolute_path, atomic_write, below_root, is_url, write_text
 
 
 def test_resolves_parent_directories_as_the_file_system_does(tmp_path, monkeypatch):
@@ -18,6 +18,22 @@ def test_resolves_parent_directories_as_the_file_system_does(tmp_path, monkeypat
     assert absolute_path(tmp_path / "link" / "c") == tmp_path / "link" / "c", "links keep their names"
     assert absolute_path(tmp_path / "new" / ".." / "link") == tmp_path / "link", "also after .."
     assert absolute_path("../../..") == tmp_path.parent.parent
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://b/x", "gs:/b/x", "az://b", "abfss://c@a/x", "https://h/x", "file:///tmp/x", "hf://o/n", "hf:o/n"]
+)
+def test_a_url_is_no_path(url):
+    """`Path` would make a directory named `gs:` of gs://bucket."""
+    assert is_url(url)
+    assert below_root(url, "/data") == url
+    with pytest.raises(UserError, match=r"must be a path on a mounted file system \(URLs are not supported: mount"):
+        absolute_path(url)
+
+
+@pytest.mark.parametrize("path", ["runs/one", "/a:b/c", "a:b", "C:/x", "~/x", "", "hf/x", "corpus/**/*.txt", "12:/x"])
+def test_other_names_are_paths(path):
+    assert not is_url(path)
 
 
 def test_replaces_a_file_when_it_is_complete(tmp_path):

@@ -14,6 +14,7 @@ from ...mesh.errors import UserError, did_you_mean
 from ...parallel.model.user_code import import_function
 from ...parallel.model.user_errors import accepts
 from ...parallel.model.user_options import with_options
+from ...parallel.options import LocalPath
 from ..run_files import Kind
 from ..times import process_age
 from .callback import EVENTS, METHODS, Callback, CatalogCallback, Run, implements
@@ -31,7 +32,7 @@ class StopFile(CatalogCallback):
 
     writes: ClassVar[Kind | None] = "file"
 
-    path: str = "stop"
+    path: LocalPath = "stop"
     """The file; a relative path starts from run.dir."""
     seconds: Annotated[float, Ge(0)] = 1.0
     """Seconds between two checks."""

@@ -16,6 +16,7 @@ import jax
 from ...checkpoints.manager import Checkpoints
 from ...checkpoints.replicas import ReplicaCheck
 from ...mesh.errors import UserError, counted
+from ...mesh.files import check_local
 from ...parallel.model import Batch
 from ...parallel.step.state import TrainState
 from ...parallel.step.train_step import Step
@@ -159,6 +160,7 @@ def fit(
     num_steps = start + _count_batches(batches) if num_steps is None else num_steps
     for callback in callbacks:
         check_callback(callback, f"callbacks: {type(callback).__name__}")
+    check_local(folder, "folder")
     Path(folder).mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         display = stack.enter_context(Display(num_steps, start, _title(step))) if progress else None

@@ -12,6 +12,7 @@ from annotated_types import Ge
 
 from ...mesh.errors import UserError
 from ...mesh.files import atomic_write
+from ...parallel.options import LocalPath
 from ..metrics import MetricsLog
 from ..run_files import Kind
 from ..steps.late_log import RUN_AHEAD
@@ -26,7 +27,7 @@ class CSVLog(CatalogCallback):
 
     writes: ClassVar[Kind | None] = "file"
 
-    path: str = "metrics.csv"
+    path: LocalPath = "metrics.csv"
     """The file; a relative path starts from run.dir."""
 
     _file = None
@@ -151,7 +152,7 @@ class Profile(CatalogCallback):
     """Number of steps. The host runs a few steps ahead, so the trace contains parts of neighboring steps."""
     perfetto: bool = True
     """Write perfetto_trace.json.gz too, which takes seconds if a step has very many operations."""
-    path: str = "profile"
+    path: LocalPath = "profile"
     """The directory; a relative path starts from run.dir."""
 
     _is_tracing = False

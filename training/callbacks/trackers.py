@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from ...layouts.paths import flatten_mapping
 from ...mesh.errors import UserError
+from ...parallel.options import LocalPath
 from ..run_files import Kind
 from .callback import CatalogCallback, Run
 
@@ -80,7 +81,7 @@ class TensorBoard(Tracker):
     library, extra = "tensorboardX", "tensorboard"
     writes: ClassVar[Kind | None] = "folder"
 
-    path: str = "tensorboard"
+    path: LocalPath = "tensorboard"
     """The directory; a relative path starts from run.dir."""
 
     def _open(self, run: Run) -> Any:

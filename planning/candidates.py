@@ -20,6 +20,7 @@ from ..models.transformer_config import TransformerConfig
 from ..parallel.model import BlockModel
 from ..parallel.sharding.strategies import read_strategy
 from ..runtime.build_run import configured_model, data_facts, plan_step
+from .own_model import OwnModel
 
 AXES = ("pipe", "data", "fsdp", "expert", "context", "tensor")
 """The axes of a searched mesh, in its order: the slowest network first."""
@@ -43,7 +44,7 @@ class ModelSizes(NamedTuple):
         outer_parameters: Parameters outside the blocks.
         bytes_per_parameter: Bytes of one stored parameter.
         optimizer_ratio: Bytes of the optimizer's state per byte of the parameters.
-        forward_flops: Operations of forward for one row, for a model that is not a transformer; None if unknown.
+        own: The work and the memory of a model that is not a transformer; None for a transformer.
     """
 
     sizes: TransformerConfig | None
@@ -54,7 +55,7 @@ class ModelSizes(NamedTuple):
     outer_parameters: float
     bytes_per_parameter: int
     optimizer_ratio: float
-    forward_flops: float | None
+    own: OwnModel | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +149,7 @@ def model_sizes(config: Config) -> ModelSizes:
         outer_parameters=sum(counts.values()) - blocks,
         bytes_per_parameter=np.dtype(config.precision.params).itemsize,
         optimizer_ratio=step.optimizer_table.bytes_per_device / layouts.table.bytes_per_device,
-        forward_flops=None if model.flops_per_row is None else model.flops_per_row / 3,
+        own=None if sizes else OwnModel(config, model, splits),
     )
 
 

@@ -121,8 +121,7 @@ class Estimator:
         """Returns the kernels of one block for one microbatch."""
         sizes, length = self.model.sizes, self.model.length
         if sizes is None:
-            forward = (self.model.forward_flops or 0.0) * rows / self.model.layers / (EFFICIENCY.matmul * self.peak)
-            return Pass(forward, forward, forward)
+            return self._own_block(candidate, rows)
         tensor, context = candidate.size("tensor"), candidate.size("context")
         tokens = rows * length / context
         matrices = (sizes.matmul_parameters - sizes.width * sizes.vocabulary) / sizes.layers
@@ -139,6 +138,23 @@ class Estimator:
             product + backward + 2 * other + experts.backward_input,
             product + experts.backward_weight,
         )
+
+    def _own_block(self, candidate: Candidate, rows: float) -> Pass:
+        """Returns the kernels of a block of a model that is not a transformer: an equal share of all.
+
+        Beside each product, one kernel works on single elements; together, they read and write what the products touch.
+        """
+        own = self.model.own
+        assert own is not None
+        work = own.work(max(round(rows), 1))
+        split = self.model.layers * candidate.size("tensor") * candidate.size("context")
+        speed = split * EFFICIENCY.matmul * self.peak
+        bandwidth = split * EFFICIENCY.memory * self.target.card.memory_bandwidth
+        start = (EFFICIENCY.product_seconds + EFFICIENCY.kernel_seconds) / self.model.layers
+        gradients = work.backward / work.forward if work.forward else 2.0
+        forward = work.forward / speed + 2 * work.touched / bandwidth + work.products * start
+        backward = work.backward / speed + 4 * work.touched / bandwidth + gradients * work.products * start
+        return Pass(forward, backward / 2, backward / 2)
 
     def _experts(self, candidate: Candidate, sizes: MoEConfig, rows: float) -> Pass:
         """Returns what `grouped_experts.py` adds to the products of the rows: padding, copies, gate and up again."""
@@ -285,6 +301,9 @@ class Estimator:
     def peak_bytes(self, candidate: Candidate) -> float:
         """Returns the most bytes that a device needs."""
         size, model = candidate.size, self.model
+        sizes = model.sizes
+        if sizes is None:
+            return self._own_peak_bytes(candidate)
         stored, _ = self._stored(candidate, model.bytes_per_parameter)
         optimizer = stored * model.optimizer_ratio / (size("data") if candidate.zero else 1)
         outer = model.outer_parameters / size("tensor")
@@ -292,18 +311,39 @@ class Estimator:
         if candidate.keep == "step" or size("fsdp") == 1:
             gathered = self._block_bytes(candidate, self.width) * ceil(model.layers / size("pipe"))
         held = stored + optimizer + stored + gathered + outer * (self.width + 4)
-        if model.sizes is None:
-            return held
         tokens = self._rows(candidate) * model.length / size("context")
-        kept, everything = (tokens * each for each in self._bytes_per_token(model.sizes, candidate))
+        kept, everything = (tokens * each for each in self._bytes_per_token(sizes, candidate))
         layers = ceil(model.layers / (size("pipe") * candidate.virtual))
         slots = _slots(candidate)
         if candidate.recompute:
-            activations = slots * tokens * model.sizes.width * self.width / size("tensor") + layers * kept
+            activations = slots * tokens * sizes.width * self.width / size("tensor") + layers * kept
         else:
             activations = slots * layers * kept
-        logits = min(MAX_LOGITS_BYTES, tokens * model.sizes.vocabulary / size("tensor") * 4)
+        logits = min(MAX_LOGITS_BYTES, tokens * sizes.vocabulary / size("tensor") * 4)
         return held + activations + max(1.5 * everything, 1.5 * logits)
+
+    def _own_peak_bytes(self, candidate: Candidate) -> float:
+        """Returns the most bytes that a device needs for a model that is not a transformer.
+
+        A device that holds all parameters needs the same besides its state, but for three things: blocks reduce their
+        gradients one after the other; several microbatches add their gradients up; and FSDP gathers parameters. A model
+        without blocks gathers all, in place of the copies in the compute dtype if there is no loop over microbatches.
+        """
+        own = self.model.own
+        assert own is not None
+        shards = candidate.size("fsdp")
+        stored, _ = self._stored(candidate, self.model.bytes_per_parameter)
+        optimizer = stored * self.model.optimizer_ratio / (candidate.size("data") if candidate.zero else 1)
+        memory = own.memory(max(round(self._rows(candidate)), 1), candidate.remat)
+        blocks = self._block_bytes(candidate, self.width) * self.model.layers
+        gathered = 0.0
+        if shards > 1 and own.is_stacked:
+            gathered = blocks if candidate.keep == "step" else 2 * blocks / self.model.layers
+        copies = self.width != self.model.bytes_per_parameter
+        if shards > 1 and not own.is_stacked and (candidate.accumulate > 1 or not copies):
+            gathered = self.model.outer_parameters * self.width
+        sums = stored if candidate.accumulate > 1 else 0.0
+        return stored + optimizer + memory.gradients / shards + memory.others + gathered + sums
 
     def _bytes_per_token(self, sizes: TransformerConfig, candidate: Candidate) -> tuple[float, float]:
         """Returns what backward reads of a block under the candidate's policy, and all that a block makes."""

@@ -20,7 +20,9 @@ from ..mesh.compat import is_literal
 from ..mesh.devices import list_devices
 from ..mesh.errors import UserError
 from ..mesh.targets import compiling_for
+from ..parallel.model import AbstractBatch
 from ..parallel.sharding.strategies import option_types
+from ..parallel.step.train_step import Step
 from ..parallel.xla.graph import equations, inner_programs
 from ..parallel.xla.primitives import COLLECTIVES, GATHERS, PRODUCTS
 from ..runtime.build_run import Built, build
@@ -77,14 +79,25 @@ class Remedy:
 
 def analytic_memory(built: Built) -> AnalyticMemory:
     """Returns the memory of a step, from its layouts and its traced program."""
-    with compiling_for(built.layouts.mesh.target):
-        program = built.step.trace(built.batch).jaxpr.jaxpr
-    on_a_device = [each.params["jaxpr"] for each in equations(program) if each.primitive.name == "shard_map"]
-    unrolled = 2 if dict(built.step.plan.options.xla).get(DOUBLE_BUFFERING) else 1
-    peaks = (peak_of(each, unrolled) for each in on_a_device)
-    peak: Counter[str] = max(peaks, key=Counter.total, default=Counter())
-    activations, communication = peak["activations"], peak["communication"]
+    peak = step_peak(built.step, built.batch)
+    activations = peak["activations"]
+    communication = peak["communication"]
     return AnalyticMemory(state_bytes(built), activations, communication, peak.total() - activations - communication)
+
+
+def step_peak(step: Step, batch: AbstractBatch) -> Counter[str]:
+    """Returns the bytes by kind that a step needs at once on a device, without its state.
+
+    Args:
+        step: The step.
+        batch: The global shapes of a batch.
+    """
+    with compiling_for(step.plan.mesh.target):
+        program = step.trace(batch).jaxpr.jaxpr
+    on_a_device = [each.params["jaxpr"] for each in equations(program) if each.primitive.name == "shard_map"]
+    unrolled = 2 if dict(step.plan.options.xla).get(DOUBLE_BUFFERING) else 1
+    peaks = (peak_of(each, unrolled) for each in on_a_device)
+    return max(peaks, key=Counter.total, default=Counter())
 
 
 def find_remedies(config: Config, target: str, peak_bytes: int) -> tuple[Remedy, ...]:

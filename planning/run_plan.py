@@ -295,9 +295,7 @@ def _estimate(built: Built, common: dict[str, Any], traffic: tuple[Traffic, ...]
         remat=config.train.remat,
         recompute=getattr(config.strategy.get("pipe"), "recompute", False),
     )
-    rows = config.train.global_batch
-    sizes = model_sizes(config)._replace(forward_flops=common["model_flops"] / rows / 3)
-    estimator = Estimator(sizes, target, rows, config.precision)
+    estimator = Estimator(model_sizes(config), target, config.train.global_batch, config.precision)
     waiting = sum(each.least_seconds for each in traffic if WORK_AXES & {*each.axes}) / EFFICIENCY.network
     hidden = sum(each.least_seconds for each in traffic) / EFFICIENCY.network - waiting
     return (max(estimator.kernel_seconds(candidate), hidden) + waiting) / (1 - common["bubble"])

@@ -39,7 +39,7 @@ def inspect(found: Found) -> dict[str, Any]:
         CheckpointUnavailable: The machine or the file system cannot read it.
     """
     if found.chosen is not None:
-        return describe(StoredCheckpoint(found.chosen))
+        return describe(StoredCheckpoint(found.chosen, of_any_run=True))
     steps = [_describe_step(found.checkpoints / str(step)) for step in found.contents.steps]
     good = [line["step"] for line in steps if not line["problem"]]
     newest = describe(StoredCheckpoint(found.checkpoints / str(good[-1]))) if good else None
@@ -56,7 +56,8 @@ def describe(stored: StoredCheckpoint) -> dict[str, Any]:
     Returns:
         Plain values: `folder`, `step`, `saved` (local time), `bytes` (on disk), `parameters` (the number of elements),
         `about` (plain values about the run), `mesh` (axis -> size, without axes of size 1), `groups` (name -> arrays,
-        numbers, bytes), `arrays` (path, shape, dtype, bytes).
+        numbers, bytes), `arrays` (path, shape, dtype, bytes), `run` (the identity of its run, or ""), `foreign` (why it
+        is not of the run in its directory, or "").
 
     Raises:
         CheckpointUnavailable: The machine or the file system cannot read it.
@@ -79,6 +80,8 @@ def describe(stored: StoredCheckpoint) -> dict[str, Any]:
         "mesh": stored.mesh,
         "groups": groups,
         "arrays": arrays,
+        "run": stored.run,
+        "foreign": stored.foreign,
     }
 
 
@@ -127,13 +130,19 @@ def _summarize(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"  saved on the mesh {mesh}{f' by {processes} processes' if processes > 1 else ''}"
     if "versions" in about:
         yield f"  saved by {', '.join(f'{name} {version}' for name, version in about['versions'].items())}"
+    if found["run"]:
+        yield f"  saved by the run {found['run']}"
+    if found["foreign"]:
+        yield f"  {found['foreign']}"
     yield "  checksums of all arrays"
 
 
 def _describe_step(folder: Path) -> dict[str, Any]:
     line = {"step": int(folder.name), "bytes": size_on_disk(folder), "saved": "", "problem": ""}
     try:
-        return {**line, "saved": _local_time(StoredCheckpoint(folder))}
+        stored = StoredCheckpoint(folder, of_any_run=True)
+        problem = stored.foreign.removeprefix(f"The checkpoint {folder} is ")
+        return {**line, "saved": _local_time(stored), "problem": problem}
     except DamagedCheckpoint as error:
         return {**line, "problem": str(error).removeprefix(f"The checkpoint {folder} is ")}
 

@@ -47,22 +47,25 @@ class Verdict(NamedTuple):
         arrays: The number of arrays that were read.
         num_bytes: Their bytes.
         problems: The path of an array, or "" for the whole checkpoint -> the problem.
+        foreign: The reason why it is not of the run in whose directory it is; "" if it is.
     """
 
     folder: Path
     arrays: int
     num_bytes: int
     problems: dict[str, str]
+    foreign: str = ""
 
     @property
     def is_whole(self) -> bool:
         """True if no problem was found."""
-        return not self.problems
+        return not self.problems and not self.foreign
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values."""
         sizes = {"arrays": self.arrays, "bytes": self.num_bytes}
-        return {"folder": str(self.folder), "whole": self.is_whole, **sizes, "problems": self.problems}
+        found = {"folder": str(self.folder), "whole": self.is_whole, **sizes, "problems": self.problems}
+        return {**found, "foreign": self.foreign}
 
     def __str__(self) -> str:
         where = display_path(self.folder)
@@ -70,6 +73,10 @@ class Verdict(NamedTuple):
             read = f"{counted(self.arrays, 'array')}, {format_bytes(self.num_bytes)}"
             return printable(f"{where}: whole; {read} are bit for bit what was saved")
         problems = [f"{path}: {problem}" if path else problem for path, problem in self.problems.items()]
+        if self.foreign and not problems:
+            return printable(f"{where}: OF ANOTHER RUN\n  {self.foreign}")
+        if self.foreign:
+            problems.append(self.foreign)
         return printable("\n  ".join([f"{where}: DAMAGED", *first_lines(problems, MAX_LISTED)]))
 
 
@@ -91,7 +98,7 @@ def verify_one(folder: Path) -> Verdict:
         CheckpointUnavailable: The machine or the file system cannot read it.
     """
     try:
-        stored = StoredCheckpoint(folder)
+        stored = StoredCheckpoint(folder, of_any_run=True)
         sizes = {path: stored.num_bytes(path) for path in stored.arrays}
     except DamagedCheckpoint as error:
         return Verdict(folder, 0, 0, {"": _problem(folder, error)})
@@ -107,19 +114,28 @@ def verify_one(folder: Path) -> Verdict:
                 except DamagedCheckpoint as error:
                     problems[path] = _problem(folder, error)
         progress.add(sum(sizes[path] for path in group))
-    return Verdict(folder, len(sizes), sum(sizes.values()), problems)
+    return Verdict(folder, len(sizes), sum(sizes.values()), problems, stored.foreign)
 
 
 def summary(verdicts: list[Verdict]) -> str:
-    """Returns the last line: the number of damaged checkpoints, and what to do about them."""
-    damaged = [each.folder.name for each in verdicts if not each.is_whole]
-    if not damaged:
-        return f"{counted(len(verdicts), 'checkpoint')} verified"
-    return (
-        f"{len(damaged)} of {counted(len(verdicts), 'checkpoint')} damaged: {', '.join(damaged)}. A run that resumes "
-        "skips a damaged checkpoint, uses the one before it, and sets the damaged one aside; you need not remove "
-        "anything"
-    )
+    """Returns the last line: the number of damaged and foreign checkpoints, and what to do about them."""
+    damaged = [verdict.folder.name for verdict in verdicts if verdict.problems]
+    foreign = [verdict.folder.name for verdict in verdicts if verdict.foreign]
+    of_all = counted(len(verdicts), "checkpoint")
+    if not damaged and not foreign:
+        return f"{of_all} verified"
+    sentences: list[str] = []
+    if damaged:
+        sentences.append(
+            f"{len(damaged)} of {of_all} damaged: {', '.join(damaged)}. A run that resumes skips a damaged checkpoint, "
+            "uses the one before it, and sets the damaged one aside; you need not remove anything"
+        )
+    if foreign:
+        sentences.append(
+            f"{len(foreign)} of {of_all} of another run: {', '.join(foreign)}. They cannot be resumed, loaded or "
+            "exported from here: move them out of this directory"
+        )
+    return ". ".join(sentences)
 
 
 def _problem(folder: Path, error: Exception) -> str:

@@ -34,6 +34,7 @@ from .damage import (
     reading,
 )
 from .directory import STATE, display_path
+from .identity import RUN, ForeignRun, explain_foreign_checkpoint
 
 AVERAGES = "opt_state/average/"
 """Prefix of the path of a parameter's average; see training/optimizing/averaging.py."""
@@ -58,15 +59,19 @@ class StoredCheckpoint:
         notes: Plain values of the save, such as the state of callbacks.
         step: Optimizer steps done.
         saved: Seconds since 1970 when it was complete.
+        run: The identity of the run that saved it; "" if it carries none.
+        foreign: The reason why it is not of the run in whose directory it is; "" if it is.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, of_any_run: bool = False) -> None:
         """Reads and checks the description.
 
         Args:
             folder: The directory of the checkpoint.
+            of_any_run: Whether it may be of another run than its directory, so that it can be described.
 
         Raises:
+            ForeignRun: It is of another run than its directory.
             DamagedCheckpoint: The description is missing or was changed.
             CheckpointUnavailable: The machine or the file system cannot read it.
             CheckpointError: It cannot be opened for another reason.
@@ -80,6 +85,10 @@ class StoredCheckpoint:
             self.step: int = description["step"]
             self.saved: float = description["saved"]
             self.checksums: dict[str, int] = description["checksums"]
+            self.run: str = self.about.get(RUN, "")
+            self.foreign = explain_foreign_checkpoint(self.folder, self.step, self.run)
+        if self.foreign and not of_any_run:
+            raise ForeignRun(self.foreign)
         self.arrays = {
             path: jax.ShapeDtypeStruct(tuple(array.shape), np.dtype(array.dtype)) for path, array in tree.items()
         }

@@ -51,6 +51,7 @@ class Owner(NamedTuple):
         started: The start of that process, as its machine reports it; a later process can have the same number.
         since: The local time of the claim.
         token: The identifier of this ownership.
+        run: The identity of the run; see checkpoints/identity.py.
     """
 
     host: str
@@ -59,6 +60,7 @@ class Owner(NamedTuple):
     started: str
     since: str
     token: str
+    run: str = ""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, since {self.since}"
@@ -160,14 +162,16 @@ class OwnershipLost(TryAgain):
 class Ownership:
     """This job's ownership of a directory, for a `with` block; writes nothing before `take`."""
 
-    def __init__(self, folder: Path, say: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(self, folder: Path, say: Callable[[str], None] = lambda line: None, *, run: str = "") -> None:
         """Prepares to own a directory.
 
         Args:
             folder: The run directory.
             say: Prints a line if the job must wait.
+            run: The identity of the run.
         """
         self._path = folder / NAME
+        self._run = run
         self._say = say
         self._mine: Owner | None = None
         self._end = threading.Event()
@@ -192,7 +196,8 @@ class Ownership:
         Raises:
             DirectoryInUse: It belongs to another running job.
         """
-        mine, gone = this_process(), None
+        mine = this_process()._replace(run=self._run)
+        gone = None
         while True:
             with _lock(self._path.parent):
                 found = read_owner_file(self._path)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ..checkpoints.identity import RUN, Identity
 from ..checkpoints.manager import Checkpoints
 from ..configs.config_text import as_plain
 from ..configs.schema import Config
@@ -46,6 +47,7 @@ class RunContext:
     Attributes:
         built: The run.
         folder: The run directory.
+        identity: The identity of the run.
         checkpoints: The run's checkpoints.
         display: Shows its steps and messages.
         ownership: The ownership of the directory.
@@ -56,6 +58,7 @@ class RunContext:
 
     built: Built
     folder: Path
+    identity: Identity
     checkpoints: Checkpoints
     display: Display
     ownership: Ownership
@@ -246,11 +249,19 @@ class Recorder:
         self._scales: dict[int, Array] = {}
         self._counts = {"rollbacks": rollbacks} if rollbacks else {}
         self._metrics: MetricsLog | None = None
+        self._identity: Mapping[str, str] = {}
 
     @contextmanager
-    def open(self, folder: Path, start: int) -> Iterator[None]:
-        """Opens metrics.jsonl for the steps after `start`, for a `with` block."""
+    def open(self, folder: Path, start: int, *, run: str = "") -> Iterator[None]:
+        """Opens metrics.jsonl for the steps after `start`, for a `with` block.
+
+        Args:
+            folder: The run directory.
+            start: Steps done.
+            run: The identity of the run, which every record carries; "" = none.
+        """
         self._recorded = start
+        self._identity = {RUN: run} if run else {}
         with MetricsLog(folder / "metrics.jsonl", start_step=start) if is_main_process() else nullcontext() as metrics:
             self._metrics = metrics
             yield
@@ -259,7 +270,7 @@ class Recorder:
         """Records a step."""
         record = self._record(progress)
         if self._metrics is not None:
-            self._metrics.write(record)
+            self._metrics.write({**record, **self._identity})
         self._display.update(record)
         self._conductor.logged(record)
 

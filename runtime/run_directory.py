@@ -1,5 +1,6 @@
 """The run directory: claimed for a new run, or checked to hold this run before it continues."""
 
+import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -7,6 +8,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.damage import DamagedCheckpoint
+from ..checkpoints.identity import Identity, check_records, continue_identity, new_identity, read_identity
+from ..checkpoints.restore import StoredCheckpoint
 from ..configs.config_sources import read_run_config
 from ..configs.config_text import as_plain, resolved_yaml
 from ..configs.restarts import rule_of
@@ -15,7 +19,7 @@ from ..configs.secret_variables import is_secret
 from ..layouts.paths import flatten_mapping
 from ..mesh.errors import UserError
 from ..mesh.files import absolute_path, write_text
-from ..mesh.processes import exchange, is_main_process
+from ..mesh.processes import broadcast_text, exchange, is_main_process
 from ..training.metrics import read_metrics
 from ..training.run_files import PIECES, reason
 from .machine_check import MACHINE, check_directory, explain_unusable
@@ -45,7 +49,7 @@ def adopt_directory(
 
     Raises:
         UserError: The directory is not usable (see `check_directory`), one of its files is corrupt, or it holds a run
-            that differs in a fixed key or in its data; lists every difference.
+            that differs in a fixed key or in its data; lists every difference. Its metrics are of another run.
         DirectoryInUse: It belongs to another job of this machine.
         DirectoryUnavailable: Its file system is full, read-only or broken.
         ProcessesMissing: Others did not get here in time.
@@ -62,7 +66,7 @@ def adopt_directory(
         if is_run(folder):
             _check_same_run(folder, written, plain)
             if (folder / "metrics.jsonl").exists():
-                read_metrics(folder / "metrics.jsonl")  # a line that no run wrote is an error
+                check_records(folder / "metrics.jsonl", read_metrics(folder / "metrics.jsonl"))
             if before := read_provenance(folder):
                 check_data(folder, before, provenance)
         elif written and not {*as_plain(Config())} <= {*written}:
@@ -70,6 +74,54 @@ def adopt_directory(
             raise UserError(f"{given} was not written by a run, which would replace it. {fix}")
     exchange("the folder of the run was read", "", seconds=seconds)
     return folder
+
+
+def identify_run(folder: Path, seconds: float, *, fresh: bool = False) -> Identity:
+    """Returns the identity of the run that starts or continues in a directory; writes nothing.
+
+    Every process of the run calls this; process 0 decides.
+
+    Args:
+        folder: The result of `adopt_directory`.
+        seconds: Seconds to wait for process 0.
+        fresh: Whether the content of the directory will be moved aside.
+
+    Raises:
+        OSError: The config of the run cannot be read.
+        ProcessesMissing: Process 0 did not get here in time.
+    """
+    identity = Identity("")
+    if is_main_process():
+        is_new = fresh or not is_run(folder)
+        identity = new_identity(folder) if is_new else continue_identity(folder)
+    text = broadcast_text("the identity of the run", json.dumps(identity), seconds=seconds)
+    return Identity(*json.loads(text))
+
+
+def identity_remarks(folder: Path, identity: Identity, start: int) -> list[str]:
+    """Returns messages about the identity of a run that resumes, before its config.yaml is written.
+
+    Args:
+        folder: The directory of the run.
+        identity: Its identity from now on.
+        start: The step of its latest checkpoint.
+
+    Raises:
+        CheckpointUnavailable: The checkpoint cannot be read now.
+        OSError: The config of the run cannot be read.
+    """
+    before = read_identity(folder)
+    if before is None or not before.run:
+        return []
+    if identity.run != before.run:
+        return [
+            f"{folder} is a copy of the run in {before.directory} and goes on as a run of its own from step {start}: "
+            "checkpoints that the original saves later are not of this run."
+        ]
+    with suppress(DamagedCheckpoint):  # the run goes back to the one before it
+        if not StoredCheckpoint(folder / "checkpoints" / str(start)).run:
+            return [f"The checkpoint of step {start} carries no identity: it cannot be compared with that of the run."]
+    return []
 
 
 def claim_directory(folder: Path, ownership: Ownership, seconds: float) -> None:
@@ -92,8 +144,10 @@ def claim_directory(folder: Path, ownership: Ownership, seconds: float) -> None:
     check_shared(folder, seconds)
 
 
-def write_config(config: Config, folder: Path, provenance: Provenance, *, fresh: bool = False) -> list[str]:
-    """Writes provenance.json and the whole config as config.yaml, each atomically.
+def write_config(
+    config: Config, folder: Path, provenance: Provenance, identity: Identity, *, fresh: bool = False
+) -> list[str]:
+    """Writes provenance.json, and the identity of the run with the whole config as config.yaml, each atomically.
 
     Every process of the run calls this; process 0 writes, and the others wait for it.
 
@@ -101,6 +155,7 @@ def write_config(config: Config, folder: Path, provenance: Provenance, *, fresh:
         config: The run's configuration.
         folder: The directory of the run, which belongs to it.
         provenance: The origin of the run.
+        identity: The identity of the run.
         fresh: Whether to move aside the content of the directory first.
 
     Returns:
@@ -116,7 +171,8 @@ def write_config(config: Config, folder: Path, provenance: Provenance, *, fresh:
         lines = _set_aside(folder) if fresh else []
         write_text(folder / PROVENANCE, to_json(provenance))
         secret = any(map(is_secret, config.launch.environment))
-        write_text(folder / "config.yaml", resolved_yaml(config), mode=0o600 if secret else None)
+        text = identity.header() + resolved_yaml(config)
+        write_text(folder / "config.yaml", text, mode=0o600 if secret else None)
     exchange("the folder of the run was written", "", seconds=config.timeouts.rendezvous)
     return lines
 

@@ -6,6 +6,7 @@ and a checkpoint and the first batch are read. A command that fails earlier leav
 
 from contextlib import ExitStack
 
+from ..checkpoints.identity import RUN
 from ..checkpoints.manager import Checkpoints
 from ..configs.config_text import as_plain
 from ..configs.schema import Config
@@ -21,7 +22,7 @@ from .ownership import Ownership
 from .process_check import agree_on_config, check_same_step
 from .provenance import describe_run, provenance_of, read_provenance, remarks
 from .rollbacks import Rollbacks
-from .run_directory import adopt_directory, is_run
+from .run_directory import adopt_directory, identify_run, identity_remarks, is_run
 from .training_run import TrainingRun
 from .warm_start import WarmStart
 
@@ -65,12 +66,13 @@ def _prepare(
     provenance = provenance_of(built)
     folder = adopt_directory(config.run.dir, as_plain(config), provenance, rendezvous, fresh=fresh)
     before = read_provenance(folder) if not fresh and is_run(folder) else None
+    identity = identify_run(folder, rendezvous, fresh=fresh)
     abstract = stored_order(built.layouts).abstract_model(built.step.abstract_state())
     checkpoints = Checkpoints(
         folder / "checkpoints",
         keep=config.checkpoint.keep,
         abstract_state=abstract,
-        about=describe_run(built),
+        about={**describe_run(built), RUN: identity.run},
         save_seconds=config.timeouts.writing,
     )
     stack.enter_context(checkpoints)
@@ -84,14 +86,17 @@ def _prepare(
     display = stack.enter_context(Display(config.train.steps, start, title(built)))
     rollbacks = Rollbacks(config.train.max_rollbacks, config.train.global_batch, folder, rendezvous, fresh=fresh)
     notes = remarks(before, provenance, config.data.source, goes_on=start > 0)
+    if start:
+        notes += identity_remarks(folder, identity, start)
     for line in filter(None, [*notes, explain_missing_sample(built), *rollbacks.lines()]):
         display.message(line)
     return TrainingRun(
         built=built,
         folder=folder,
+        identity=identity,
         checkpoints=checkpoints,
         display=display,
-        ownership=stack.enter_context(Ownership(folder, display.message)),
+        ownership=stack.enter_context(Ownership(folder, display.message, run=identity.run)),
         gate=gate,
         guards=Guards(config.guards, config.timeouts, display.message),
         rollbacks=rollbacks,

@@ -148,7 +148,7 @@ class TrainingRun(RunContext):
                 )
             for path in self.checkpoints.keep_aside(corrupt):
                 self.display.message(f"Kept as {path}.")
-        for line in write_config(self.config, self.folder, self.provenance, fresh=self.fresh):
+        for line in write_config(self.config, self.folder, self.provenance, self.identity, fresh=self.fresh):
             self.display.message(line)
 
     def finish(self, explanation: Explanation, state: TrainState) -> None:
@@ -222,7 +222,7 @@ class TrainingRun(RunContext):
     def run_steps(self, state: TrainState, batches: Iterable[Batch]) -> TrainState:
         """Trains until the last step, or until the run must stop."""
         hooks = self.hooks
-        with hooks.recorder.open(self.folder, self.start):
+        with hooks.recorder.open(self.folder, self.start, run=self.identity.run):
             state = run_with_callbacks(
                 hooks.conductor,
                 self.guards.step(self.built.step),

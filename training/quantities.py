@@ -7,9 +7,9 @@ from typing import Any
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 OWN_FIGURES = frozenset(
     {"step", "loss", "eval_loss", "grad_norm", "weight", "learning_rate"}
-    | {"seconds", "tokens_per_second", "rows_per_second", "flops_per_second"}
+    | {"run", "seconds", "tokens_per_second", "rows_per_second", "flops_per_second"}
 )
-"""The figures that every run logs; other figures of a record are metrics of the model."""
+"""The figures that every run logs, and its identity; other figures of a record are metrics of the model."""
 
 
 def speed_key(records: Iterable[Mapping[str, Any]]) -> str:

@@ -53,7 +53,7 @@ def test_a_changed_array_is_named(original, monkeypatch, group_bytes):
     assert verdict.problems == {"params/norm": "it reads as other bits than were saved"}
     assert "  params/norm: it reads as other bits than were saved" in str(verdict)
     facts = {"folder": str(verdict.folder), "whole": False, "arrays": 7, "bytes": verdict.num_bytes}
-    assert verdict.to_json() == {**facts, "problems": verdict.problems}
+    assert verdict.to_json() == {**facts, "problems": verdict.problems, "foreign": ""}
 
 
 def test_verifies_a_run_that_is_reached_through_its_parent(original, monkeypatch):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from spmdkit.checkpoints.identity import Identity
 from spmdkit.configs import load_config
 from spmdkit.configs.config_text import as_plain
 from spmdkit.configs.schema import Config
@@ -17,6 +18,7 @@ from spmdkit.runtime.provenance import Provenance, read_provenance
 from support.runs import listing, unchanged, write_config, write_language_config
 
 MADE_OF = Provenance("abc", "text: 3 files")
+OURS = Identity("5f0c1d2e3a4b5c6d")
 
 
 def adopt_directory(config: Config, provenance: Provenance = MADE_OF, *, fresh: bool = False) -> Path:
@@ -24,7 +26,7 @@ def adopt_directory(config: Config, provenance: Provenance = MADE_OF, *, fresh: 
 
 
 def write_resolved(config: Config, folder: Path, provenance: Provenance = MADE_OF, *, fresh: bool = False) -> list[str]:
-    return run_directory.write_config(config, folder, provenance, fresh=fresh)
+    return run_directory.write_config(config, folder, provenance, OURS, fresh=fresh)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def test_what_a_run_leaves(tmp_path, capsys):
     assert [record["step"] for record in records] == [4, 5, 8, 10, 12]
     assert [record["step"] for record in records if "eval_loss" in record] == [4, 8, 12]
     speeds = {f"{name}_per_second" for name in ("tokens", "rows", "flops")}
-    assert set(records[1]) == {"step", "loss", "grad_norm", "seconds", "learning_rate", *speeds}
+    assert set(records[1]) == {"step", "loss", "grad_norm", "seconds", "learning_rate", "run", *speeds}
     loaded = load_config(config)
     schedule = make_learning_rate(loaded.optimizer.learning_rate, loaded.optimizer.schedule, loaded.train.steps)
     rates = np.asarray(schedule(np.arange(loaded.train.steps)))

@@ -35,7 +35,7 @@ def test_claims_its_directory_unless_another_job_trained_in_it(fresh, found, tmp
     monkeypatch.setattr(training_run, "claim_directory", lambda *_: None)
     monkeypatch.setattr(training_run, "write_config", lambda *_, fresh: [f"{fresh=}"])
     run = object.__new__(TrainingRun)
-    vars(run).update(folder=tmp_path, fresh=fresh, latest=found, ownership=None, provenance=None)
+    vars(run).update(folder=tmp_path, fresh=fresh, latest=found, ownership=None, provenance=None, identity=None)
     run.built = SimpleNamespace(config=load_config(write_config(tmp_path)))
     run.display = SimpleNamespace(message=lines.append)
     run.checkpoints = SimpleNamespace(latest=lambda: 8, keep_aside=lambda steps: [f"damaged-{step}" for step in steps])

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from spmdkit.checkpoints.identity import RUN, Identity
 from spmdkit.checkpoints.manager import Checkpoints
 from spmdkit.configs import load_config
 from spmdkit.configs.config_text import resolved_yaml
@@ -177,8 +178,8 @@ def train(config: Path, *overrides: str, code: int = 0) -> None:
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """The metrics of a run, without what the clock says."""
-    timed = ("seconds", "tokens_per_second", "rows_per_second", "flops_per_second")
+    """The metrics of a run, without its identity and what the clock says."""
+    timed = ("run", "seconds", "tokens_per_second", "rows_per_second", "flops_per_second")
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in record.items() if name not in timed} for record in records]
 
@@ -214,16 +215,22 @@ def unchanged(folder: Path) -> Iterator[None]:
     assert listing(folder) == before
 
 
-def leave_run(config: Path, *overrides: str, steps: tuple[int, ...] = (4, 8), change: Any = None) -> Path:
-    """Leaves a run directory with checkpoints of some steps; `change` maps (path, leaf) of a parameter to a leaf."""
+def leave_run(
+    config: Path, *overrides: str, steps: tuple[int, ...] = (4, 8), change: Any = None, run: str = ""
+) -> Path:
+    """Leaves a run directory with checkpoints of some steps.
+
+    `change` maps (path, leaf) of a parameter to a leaf; `run` is the identity, "" for a run of an earlier version.
+    """
     loaded = load_config(config, overrides)
     built = build(loaded)
     folder = Path(loaded.run.dir)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(resolved_yaml(loaded), encoding="utf-8")
+    header = Identity(run, str(folder)).header() if run else ""
+    (folder / "config.yaml").write_text(header + resolved_yaml(loaded), encoding="utf-8")
     order = stored_order(built.layouts)
     saved = order.abstract_model(built.step.abstract_state())
-    about = describe_run(built)
+    about = describe_run(built) | ({RUN: run} if run else {})
     with Checkpoints(folder / "checkpoints", keep=9, abstract_state=saved, about=about) as checkpoints:
         for step in steps:
             state = built.step.init(step)

@@ -22,6 +22,10 @@ SYNONYMS: dict[str, str] = _TABLES["synonyms"]
 """Key -> its names in other libraries, in lowercase; the synonyms of axes are in mesh/axes.py."""
 REMARKS: dict[str, str] = _TABLES["remarks"]
 """Synonyms -> the difference, if our value has another meaning."""
+MAIN_KEYS: dict[str, str] = _TABLES["main_keys"]
+"""Section -> the key that a single value in place of the section means."""
+VALUES: dict[str, dict[Any, str]] = _TABLES["values"]
+"""Key -> its values in other libraries, in lowercase -> ours."""
 SIZES = ("degree", "devices", "num_devices", "world_size", "num_stages", "stages", "ways", "n")
 """Names in other libraries for the size of an axis, such as `pipe: {stages: 4}`."""
 _PAIRS = [(name, key) for key, names in SYNONYMS.items() for name in names.split()]
@@ -44,6 +48,21 @@ def find_synonym(path: str) -> str | None:
     own = [key for key in keys if key.startswith(f"{section}.")]
     others = [key for key in keys if section != "strategy" and not (section and key.startswith("strategy."))]
     return next(iter([*own, *others]), None)
+
+
+def explain_single_value(section: str, value: Any) -> str:
+    """Returns, after a space, the key that a single value in place of a section means, or "".
+
+    Args:
+        section: The section: "precision".
+        value: The value: "bf16".
+    """
+    if section not in MAIN_KEYS or not isinstance(value, str | int | float) or isinstance(value, bool):
+        return ""
+    name = MAIN_KEYS[section]
+    lowered = value.lower() if isinstance(value, str) else value
+    meant = VALUES.get(f"{section}.{name}", {}).get(lowered, value)
+    return f" Did you mean {section}.{name}={meant} (in a file, {section}: {{{name}: {meant}}})?"
 
 
 def find_remark(name: str) -> str:

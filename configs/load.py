@@ -1,6 +1,7 @@
 """Loads a config: from a YAML file and overrides to a checked `Config`, with all problems reported at once."""
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from .config_errors import ConfigError, Problem, config_error, split_key
 from .config_paths import anchor_overrides, code_problems, find_root
 from .config_sources import PRESETS, find_config, resolve_run_directory
 from .elastic import fit_to_devices
-from .key_names import sections, unknown_key
+from .key_names import explain_single_value, sections, unknown_key
 from .launch_config import LaunchConfig
 from .schema import AutoStrategy, Config, ModelCheck
 from .secret_variables import redact_override
@@ -96,8 +97,13 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> tuple[lis
     problems: list[Problem] = []
     given_by: dict[str, str] = {}
     valid: list[tuple[list[str], Any]] = []
-    for text in overrides:
+    for text in join_split(overrides):
         key, equals, value_text = text.partition("=")
+        if text not in overrides:
+            given_by[key] = _shorten(text)
+            fix = shlex.quote(text)
+            problems.append(Problem(key, f"the shell has split it at its spaces. Quote it: {fix}."))
+            continue
         if not equals or not all(split_key(key)) or not is_printable(key):
             given_by[text or EMPTY] = _shorten(text)
             problems.append(Problem(text or EMPTY, "it must be key=value, such as train.steps=20."))
@@ -114,6 +120,34 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> tuple[lis
         expand_sizes(tree)
         problems += _set_value(tree, parts, value)
     return problems, given_by
+
+
+def join_split(overrides: Sequence[str]) -> list[str]:
+    """Joins arguments that a shell has split inside brackets: "strategy={fsdp:" and "8}".
+
+    Args:
+        overrides: The arguments.
+
+    Returns:
+        The same arguments; those of one value with balanced brackets are joined by spaces.
+    """
+    joined: list[str] = []
+    place = 0
+    while place < len(overrides):
+        count = _count_words(overrides[place:])
+        joined.append(" ".join(overrides[place : place + count]))
+        place += count
+    return joined
+
+
+def _count_words(words: Sequence[str]) -> int:
+    """Returns how many words the value has that the first word begins; 1 if its brackets are never closed."""
+    depth = 0
+    for count, word in enumerate(words, 1):
+        depth += sum(word.count(opening) for opening in "{[") - sum(word.count(closing) for closing in "}]")
+        if depth <= 0:
+            return count
+    return 1
 
 
 def expand_sizes(tree: dict[str, Any]) -> None:
@@ -165,8 +199,21 @@ def to_config(tree: Mapping[str, Any], problems: list[Problem]) -> Config:
 
 def _has_type(value: Any, expected: Any, key: str, rule: str, problems: list[Problem]) -> bool:
     if not isinstance(value, expected):
-        problems.append(Problem(key, f"{key} must be {rule}, got {show_value(value)}."))
+        fix = explain_single_value(key, value)
+        if key == "callbacks" and isinstance(value, str):
+            fix = f" Did you mean [{value}]?"
+        if key == "strategy" and isinstance(value, str):
+            fix = _explain_axis(value)
+        problems.append(Problem(key, f"{key} must be {rule}, got {show_value(value)}.{fix}"))
     return isinstance(value, expected)
+
+
+def _explain_axis(text: str) -> str:
+    """Returns, after a space, the fix for "fsdp:8", the rest of {fsdp:8,data:2} after a shell has expanded it."""
+    axis, colon, size = text.partition(":")
+    if not colon or not size.strip():
+        return ""
+    return f" Write strategy.{axis.strip()}={size.strip()}, or quote a mapping: 'strategy={{fsdp: 4, data: 2}}'."
 
 
 def _to_model(value: Any, problems: list[Problem]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from ..layouts.paths import flatten_mapping
 from ..mesh.errors import UserError, is_printable
 from ..parallel.options import rule_of
 from .config_errors import Problem
-from .key_names import unknown_key
+from .key_names import explain_single_value, unknown_key
 from .yaml_reader import INVALID
 
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
@@ -242,6 +242,8 @@ def _rule(error: ErrorDetails) -> str:
 def _fix(rules: list[str], value: Any, key: str) -> str:
     if rules == ["a string"] and isinstance(value, int | float):
         return f" Quote it to make it a string: '\"{value}\"'."
+    if "." not in key:
+        return explain_single_value(key, value)
     return f" Write {{name: {value}}}." if key == "optimizer.schedule" and isinstance(value, str) else ""
 
 

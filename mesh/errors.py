@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
 from .exit_codes import INVALID_INPUT, TRY_AGAIN
 
@@ -134,6 +135,27 @@ def first_line(error: BaseException) -> str:
     if not line:
         return type(error).__name__
     return f"{type(error).__name__}: {line}"
+
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def hub_hint(path: Path | str, kind: str = "model") -> str:
+    """Returns, after a space, how to download what looks like a name on the Hugging Face Hub, or "".
+
+    Args:
+        path: The path that does not exist: "org/name", perhaps below a directory.
+        kind: "model" or "dataset".
+    """
+    path = Path(path)
+    name = "/".join(path.parts[-2:])
+    if path.exists() or path.parent.exists() or not HUB_NAME.fullmatch(name):
+        return ""
+    option = "--repo-type dataset " if kind == "dataset" else ""
+    return (
+        f" If it is the name of a {kind} on the Hugging Face Hub, download it first, and give its directory: "
+        f"hf download {option}{name} --local-dir {path.name}."
+    )
 
 
 HIDDEN = re.compile(

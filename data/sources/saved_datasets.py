@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ...mesh.errors import UserError
+from ...mesh.errors import UserError, hub_hint
 from ..config import DataConfig
 from ..source import Splits, spread_indices
 from ..value_ranges import Limit, Limits, checked
@@ -121,7 +121,8 @@ def _find(patterns: tuple[str, ...], key: str) -> list[Path]:
         if not saved:
             splits = sorted(file.parent for path in matches for file in path.glob("*/state.json"))
             fix = f"Give one of its splits, such as {str(splits[0])!r}" if splits else "Write it with save_to_disk"
-            raise UserError(f"{key}: no dataset saved on disk matches {pattern!r}. {fix}.")
+            hint = hub_hint(pattern, "dataset")
+            raise UserError(f"{key}: no dataset saved on disk matches {pattern!r}. {fix}.{hint}")
         found |= dict.fromkeys(saved)
     return list(found)
 

@@ -29,6 +29,25 @@ BYTES = 256
 """The vocabulary of text without a tokenizer, whose tokens are its bytes."""
 SEPARATOR = 0
 """The byte that ends a text."""
+FORMATS = {
+    b"PAR1": "a Parquet file: set data.source: parquet",
+    b"ARROW1": "an Arrow file: set data.source: huggingface, with the directory of the dataset in data.files",
+    b"\x93NUMPY": "a NumPy array: set data.source: tokens",
+    b"PK\x03\x04": "a zip archive (.npz, .zip, .docx): unpack it, or set data.source: arrays for .npz",
+    b"\x1f\x8b": "compressed with gzip: decompress it first, with gunzip",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd: decompress it first, with unzstd",
+    b"BZh": "compressed with bzip2: decompress it first, with bunzip2",
+    b"\xfd7zXZ\x00": "compressed with xz: decompress it first, with unxz",
+    b"\x89PNG": "an image: set data.source: images, with the directory of the classes in data.files",
+    b"\xff\xd8\xff": "an image: set data.source: images, with the directory of the classes in data.files",
+    b"%PDF-": "a PDF document: extract its text first, with pdftotext",
+    b"\x89HDF": "an HDF5 file: convert it to .npz or .npy first",
+    b"SQLite format 3\x00": "an SQLite database: export its texts first",
+    b"\x7fELF": "a program: leave it out of data.files",
+}
+"""The first bytes of files that are not text -> the format and the fix."""
+MAX_NAMED = 5
+"""Files that are not text listed in a message."""
 MAPPED_BYTES = 1 << 26
 """Text files of this size are memory-mapped."""
 RAW_SUFFIXES = (".bin", ".raw", ".dat")
@@ -129,9 +148,22 @@ def read_text(patterns: tuple[str, ...], key: str) -> Corpus:
         The corpus; files of 64 MiB and more are memory-mapped, smaller ones read into memory.
 
     Raises:
-        UserError: A pattern does not match any file.
+        UserError: A pattern does not match any file, or a file has another format than text.
     """
-    return _text_corpus(find_files(patterns, key=key), "text files")
+    files = find_files(patterns, key=key)
+    problems = [_not_text(file.path, key) for file in files]
+    raise_problems(filter(None, problems), most=MAX_NAMED)
+    return _text_corpus(files, "text files")
+
+
+def _not_text(path: Path, key: str) -> str:
+    """Returns the problem of a file whose first bytes are those of another format, or ""."""
+    with path.open("rb") as file:
+        begin = file.read(max(map(len, FORMATS)))
+    for magic, remedy in FORMATS.items():
+        if begin.startswith(magic):
+            return f"{key}: {path} is not text but {remedy}."
+    return ""
 
 
 def _text_corpus(files: Sequence[FoundFile], description: str) -> Corpus:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...mesh.errors import UserError
+from ...mesh.errors import UserError, hub_hint
 from ..config import DataConfig
 from .source_files import explain_missing
 from .texts import BYTES, Corpus, Document
@@ -80,7 +80,9 @@ def tokenizer_file(given: str) -> Path:
     path = Path(given)
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
-        raise UserError(f"data.tokenizer={given!r}: {file} does not exist. Give a tokenizer.json, or its directory.")
+        raise UserError(
+            f"data.tokenizer={given!r}: {file} does not exist. Give a tokenizer.json, or its directory.{hub_hint(path)}"
+        )
     return file
 
 

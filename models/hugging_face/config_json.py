@@ -16,7 +16,7 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from ...mesh.errors import UserError, did_you_mean, raise_problems
+from ...mesh.errors import UserError, did_you_mean, hub_hint, raise_problems
 from ..transformer_config import TransformerConfig
 from .keys_without_effect import has_no_effect
 
@@ -335,7 +335,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / NAME
     if not path.exists():
         what = f"{NAME} is missing" if folder.is_dir() else "the directory does not exist"
-        raise UserError(f"{folder}: {what}. Give a directory written by `save_pretrained` or a download.")
+        hint = "" if folder.is_dir() else hub_hint(folder)
+        raise UserError(f"{folder}: {what}. Give a directory written by `save_pretrained` or a download.{hint}")
     return read_object(path)
 
 

@@ -5,9 +5,11 @@ For `def make(width: int, depth=2)`:
     {width: 64}          make(width=64)
     {widht: 64}          widht is not an option of make, did you mean width? width is required
     {width: wide}        width must be an integer
+    {width: "64"}        width is text in quotes; without an annotation too, unless its default is text
 """
 
 import inspect
+import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,6 +24,8 @@ TYPE_NAMES = {bool: "a boolean", int: "an integer", float: "a number", str: "a s
 """The types that are checked."""
 NAMED = {kind.__name__: kind for kind in (bool, int, float, str)} | {"None": type(None)}
 """The same by name, for annotations that are strings."""
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+"""Text that is a number without quotes."""
 BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
@@ -147,6 +151,9 @@ def _name(function: Any) -> str:
 def _type_problem(parameter: Parameter, options: Mapping[str, Any], key: str, function: str) -> str:
     """Returns the problem of an option with another type than the parameter's annotation, or ""."""
     kinds = _plain_types(parameter.annotation)
+    quoted = _quoted_number(parameter, options, key, function)
+    if quoted:
+        return quoted
     if parameter.name not in options or not kinds or any(_is(options[parameter.name], kind) for kind in kinds):
         return ""
     wanted, value = " or ".join(TYPE_NAMES[kind] for kind in kinds), options[parameter.name]
@@ -154,6 +161,18 @@ def _type_problem(parameter: Parameter, options: Mapping[str, Any], key: str, fu
     kind = TYPE_NAMES.get(type(value), f"a {type(value).__name__}").partition(" ")[2]
     got = f"{reprlib.repr(value)} ({kind})"
     return f"{key}.{parameter.name} must be {wanted}, got {got}: {function} takes {parameter.name}: {hint}."
+
+
+def _quoted_number(parameter: Parameter, options: Mapping[str, Any], key: str, function: str) -> str:
+    """Returns the problem of a number in quotes for a parameter that does not say that it takes text, or ""."""
+    value = options.get(parameter.name)
+    takes_text = parameter.annotation is not parameter.empty or isinstance(parameter.default, str)
+    if takes_text or not isinstance(value, str) or not NUMBER.fullmatch(value):
+        return ""
+    return (
+        f"{key}.{parameter.name} is the text {value!r}, because it is in quotes. Remove them to pass a number; if "
+        f"{function} takes text, annotate it: {parameter.name}: str."
+    )
 
 
 def _plain_types(annotation: Any) -> list[type]:

@@ -116,8 +116,20 @@ NAMES = "model.name must be hugging_face, mlp, moe, transformer, or your own as 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("train: 3", "line 1: train must be a mapping (key: value), got 3 (integer)."),
-        ("model: mlp", "line 1: model must be a mapping such as {name: transformer}, got 'mlp' (string)."),
+        ("train: 3", "line 1: train must be a mapping (key: value), got 3 (integer). Did you mean train.steps=3 (in a "
+                     "file, train: {steps: 3})?"),
+        ("model: mlp", "line 1: model must be a mapping such as {name: transformer}, got 'mlp' (string). Did you mean "
+                       "model.name=mlp (in a file, model: {name: mlp})?"),
+        ("precision: bf16", "line 1: precision must be a mapping (key: value), got 'bf16' (string). Did you mean "
+                            "precision.compute=bfloat16 (in a file, "),
+        ("optimizer: adam", "line 1: optimizer must be a mapping (key: value), got 'adam' (string). Did you mean "
+                            "optimizer.name=adam (in a file, "),
+        ("guards: true", "line 1: guards must be a mapping (key: value), got true (boolean)."),
+        ("callbacks: csv", "line 1: callbacks must be a list such as [csv, {name: early_stopping, patience: 3}], got "
+                           "'csv' (string). Did you mean [csv]?"),
+        ("strategy: 'fsdp:8'",
+         "line 1: strategy must be a mapping of mesh axes to sizes, such as {fsdp: 4, data: 2}, or one axis, such as "
+         "fsdp, got 'fsdp:8' (string). Write strategy.fsdp=8, or quote a mapping: 'strategy={fsdp: 4, "),
         ("strategy: [fsdp]",
          "line 1: strategy must be a mapping of mesh axes to sizes, such as {fsdp: 4, data: 2}, or one axis, such as "
          "fsdp, got ['fsdp'] (list)."),

@@ -28,6 +28,29 @@ def test_reads_values_as_yaml():
 
 
 @pytest.mark.parametrize(
+    ("words", "joined"),
+    [
+        (["strategy={fsdp:", "8}"], "strategy={fsdp: 8}"),
+        (["data.files=[a.txt,", "b.txt]"], "data.files=[a.txt, b.txt]"),
+        (
+            ["optimizer={name:", "adamw,", "schedule:", "{name:", "cosine}}"],
+            "optimizer={name: adamw, schedule: {name: c",
+        ),
+    ],
+)
+def test_a_value_that_the_shell_has_split_is_one_problem(words, joined):
+    problems, _ = apply_overrides({}, ["train.steps=1", *words, "run.seed=2"])
+    ((path, message),) = problems
+    assert path == joined.partition("=")[0]
+    assert message.startswith("the shell has split it at its spaces. Quote it: '" + joined)
+
+
+def test_brackets_that_are_never_closed_are_problems_of_their_own():
+    problems, _ = apply_overrides({}, ["strategy={fsdp:", "8"])
+    assert [path for path, _ in problems] == ["strategy", "8"]
+
+
+@pytest.mark.parametrize(
     "overrides",
     [
         ("strategy={fsdp: 4}", "strategy.fsdp.floor_bytes=1"),

@@ -2,7 +2,16 @@
 
 import pytest
 from spmdkit.mesh import errors
-from spmdkit.mesh.errors import counted, did_you_mean, is_printable, nearest, printable, unknown_name, unknown_options
+from spmdkit.mesh.errors import (
+    counted,
+    did_you_mean,
+    hub_hint,
+    is_printable,
+    nearest,
+    printable,
+    unknown_name,
+    unknown_options,
+)
 
 
 @pytest.mark.parametrize(
@@ -19,6 +28,14 @@ from spmdkit.mesh.errors import counted, did_you_mean, is_printable, nearest, pr
 )
 def test_did_you_mean(name, known, options, end):
     assert did_you_mean(name, known, **options) == end
+
+
+def test_a_name_on_the_hub_is_downloaded_first(tmp_path):
+    message = hub_hint(tmp_path / "Qwen" / "Qwen3-0.6B")
+    assert message.endswith(": hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B.")
+    assert "hf download --repo-type dataset a/b --local-dir b." in hub_hint(tmp_path / "a/b", "dataset")
+    for path in (tmp_path, tmp_path / "weights", tmp_path / "a*" / "b", "weights"):
+        assert hub_hint(path) == ""
 
 
 def test_nearest_respects_the_cutoff():

@@ -14,6 +14,7 @@ from spmdkit.data.sources.texts import (
     split_documents,
     stdlib_files,
 )
+from spmdkit.mesh.errors import UserError
 
 
 def documents(count, size=10):
@@ -71,6 +72,22 @@ def test_round_trip_text(corpus):
     assert len(written) - len(read) <= 20
     assert splits.vocabulary == 256
     assert splits.evaluation is None
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "fix"),
+    [
+        ("rows.parquet", b"PAR1\x15\x04", "is not text but a Parquet file: set data.source: parquet."),
+        ("ids.npy", b"\x93NUMPY\x01\x00", "is not text but a NumPy array: set data.source: tokens."),
+        ("a.txt.gz", b"\x1f\x8b\x08\x00", "is not text but compressed with gzip: decompress it first, with gunzip."),
+    ],
+)
+def test_rejects_files_of_other_formats(tmp_path, name, begin, fix):
+    (tmp_path / "a.txt").write_text("text " * 100)
+    (tmp_path / name).write_bytes(begin + bytes(1000))
+    with pytest.raises(UserError) as caught:
+        open_splits(DataConfig(source="text", files=(f"{tmp_path}/*",), length=20))
+    assert str(caught.value) == f"data.files: {tmp_path / name} {fix}"
 
 
 def test_big_files_are_mapped_and_never_joined(corpus, monkeypatch):

@@ -320,6 +320,11 @@ def test_rejects_other_json(file, content, message, folder):
         load(folder)
 
 
+def test_a_name_on_the_hub_is_explained():
+    with pytest.raises(UserError, match=r"hf download Qwen/Qwen3-0\.6B --local-dir Qwen3-0\.6B"):
+        load("Qwen/Qwen3-0.6B")
+
+
 def test_rejects_invalid_directories(folder, tmp_path):
     with pytest.raises(UserError, match=r"the directory does not exist. Give a directory"):
         load(folder)

@@ -121,6 +121,20 @@ def test_rejects_types_that_differ_from_annotations(value, got):
     assert message == "model.rate must be a number or null, got 'no' (string): Fields takes rate: float | None."
 
 
+@pytest.mark.parametrize("value", ["10", "-1", "0.5", "1e-3"])
+def test_rejects_a_number_in_quotes_for_a_parameter_without_an_annotation(value):
+    def plain(classes, *, name="", text: str = "", words: list[str] | None = None):
+        return classes
+
+    assert problems(plain, {"classes": value}) == [
+        f"model.classes is the text {value!r}, because it is in quotes. Remove them to pass a number; if plain takes "
+        "text, annotate it: classes: str."
+    ]
+    for takes_text in ("name", "text", "words"):
+        assert with_options(plain, {"classes": 10, takes_text: value}, {}, "model")() == 10
+    assert with_options(plain, {"classes": "ten"}, {}, "model")() == "ten"
+
+
 @pytest.mark.parametrize("options", [{"width": 3}, {"width": 3.0, "rate": 1}, {"width": 0, "rate": None}])
 def test_accepts_the_types_of_annotations(options):
     assert with_options(Fields, options, {}, "model")() == Fields(**options)

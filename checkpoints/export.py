@@ -119,6 +119,7 @@ def export(
         raise UserError("--whole-state exports parameters and averages, each under its own name. Omit --ema.")
     if lora not in ADAPTERS:
         raise UserError(f"lora={lora!r}: low-rank adapters are {' or '.join(ADAPTERS)}.")
+    stored.check_order()
     sources = _sources(stored, whole_state, merge=lora == MERGED and not whole_state, ema=ema)
     if not sources:
         raise UserError(f"{stored.folder} contains no parameters. Give --whole-state to export everything.")

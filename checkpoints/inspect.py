@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..layouts.sizes import counted, format_bytes
+from ..layouts.sizes import counted, format_bytes, format_mesh
 from ..mesh.errors import printable
 from .damage import DamagedCheckpoint
 from .directory import Found, display_path, size_on_disk
@@ -124,8 +124,8 @@ def _summarize(found: Mapping[str, Any]) -> Iterator[str]:
     for name, sums in found["groups"].items():
         if name in GROUPS:
             yield f"  {GROUPS[name]}: {format_bytes(sums['bytes'])} in {counted(sums['arrays'], 'array')}"
-    if "mesh" in about:
-        mesh = " x ".join(f"{axis} {size}" for axis, size in found["mesh"].items()) or "1 device"
+    if found["mesh"] or "mesh" in about:
+        mesh = format_mesh(found["mesh"])
         processes = about.get("processes", 1)
         yield f"  saved on the mesh {mesh}{f' by {processes} processes' if processes > 1 else ''}"
     if "versions" in about:

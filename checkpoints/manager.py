@@ -21,10 +21,24 @@ from ..layouts.sizes import array_bytes, format_bytes
 from ..mesh.errors import UserError
 from ..mesh.files import absolute_path
 from ..mesh.processes import is_main_process
+from ..parallel.step.model_order import (
+    abstract_in_model_order,
+    in_model_order,
+    in_stored_order,
+    packing_of,
+)
 from .checksums import checksums_by_path, with_description
 from .damage import CheckpointError, DamagedCheckpoint, SaveFailed, leave_errors_to_one_message, reason
 from .directory import DAMAGED, REMOVED, UNFINISHED, contents, set_aside
-from .restore import StoredCheckpoint, compared_state, open_fitting, restore_together, stored_arrays
+from .restore import (
+    MODEL_ORDER,
+    StoredCheckpoint,
+    compared_state,
+    mesh_of,
+    open_fitting,
+    restore_together,
+    stored_arrays,
+)
 
 MIN_WAIT_SECONDS = 1.0
 """Training logs a wait for the previous save if it takes at least this long."""
@@ -74,7 +88,9 @@ class Checkpoints:
         """
         if keep < 1:
             raise UserError(f"checkpoint.keep={keep} must be at least 1.")
-        self._keep, self._abstract_state, self._save_seconds = keep, abstract_state, save_seconds
+        self._keep, self._save_seconds = keep, save_seconds
+        self._abstract_state = abstract_state
+        self._abstract_saved = abstract_in_model_order(abstract_state)
         self._directory, self._also_keep = absolute_path(directory), frozenset[int]()
         self._saving: int | None = None
         self._failure: SaveFailed | None = None
@@ -150,8 +166,15 @@ class Checkpoints:
                 self._remove(f"*{UNFINISHED}*", f"{REMOVED}*")
             self._watch(partial(self._keep_foreign, step))
         self._has_swept = True
-        arrays = stored_arrays(state)
-        description = {"step": step, "about": self._about, "notes": dict(notes or {})}
+        arrays = stored_arrays(in_model_order(state))
+        description = {
+            "step": step,
+            "about": self._about,
+            "notes": dict(notes or {}),
+            "order": MODEL_ORDER,
+            "mesh": mesh_of(state),
+            "packing": packing_of(state),
+        }
         self._description = json.loads(json.dumps({**description, "checksums": checksums_by_path(arrays)}))
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(arrays))  # pyright: ignore[reportCallIssue]
         self._watch(partial(self._orbax.save, self._directory / str(step), args=args, force=True))
@@ -193,7 +216,7 @@ class Checkpoints:
         """
         for step in reversed(self.steps()):
             with suppress(DamagedCheckpoint):  # `restore_newest` skips it with a message
-                open_fitting(self._directory / str(step), self._abstract_state)
+                open_fitting(self._directory / str(step), self._abstract_saved)
                 return
 
     def restore(self, step: int | None = None) -> Any:
@@ -211,7 +234,7 @@ class Checkpoints:
             DamagedCheckpoint: If it cannot be read, or an array differs from what was saved.
             CheckpointUnavailable: If the machine or the file system cannot read it.
         """
-        return self._compare(self._read(self._existing(step)))
+        return self._as_stored(self._compare(self._read(self._existing(step))))
 
     def restore_newest(self, seconds: float, log: Callable[[str], None] = lambda line: None) -> Restored:
         """Restores the latest checkpoint that all processes can read; damaged ones are skipped, never removed.
@@ -234,7 +257,7 @@ class Checkpoints:
             name = f"{step} of restore {self._restores}"
             state, damage = restore_together(partial(self._read, step), self._compare, name, seconds)
             if not damage:
-                return Restored(step, state, damaged)
+                return Restored(step, self._as_stored(state), damaged)
             damaged[step] = damage
             log(f"{damage} Going back to the checkpoint before it.")
         raise CheckpointError(
@@ -244,11 +267,14 @@ class Checkpoints:
         )
 
     def _read(self, step: int) -> tuple[StoredCheckpoint, dict[str, jax.Array]]:
-        stored = open_fitting(self._directory / str(step), self._abstract_state)
-        return stored, stored.restore(stored_arrays(self._abstract_state))
+        stored = open_fitting(self._directory / str(step), self._abstract_saved)
+        return stored, stored.restore(stored_arrays(self._abstract_saved))
 
     def _compare(self, found: tuple[StoredCheckpoint, dict[str, jax.Array]]) -> Any:
-        return compared_state(*found, self._abstract_state)
+        return compared_state(*found, self._abstract_saved)
+
+    def _as_stored(self, saved: Any) -> Any:
+        return in_stored_order(saved, self._abstract_state)
 
     def notes(self, step: int) -> dict[str, Any]:
         """Returns the notes that a checkpoint was saved with.
@@ -298,7 +324,7 @@ class Checkpoints:
         there = "What is complete there cannot be listed now."
         with suppress(OSError):
             free = format_bytes(shutil.disk_usage(self._directory).free)
-            wanted = sum(array_bytes(leaf.shape, leaf.dtype) for leaf in stored_arrays(self._abstract_state).values())
+            wanted = sum(array_bytes(leaf.shape, leaf.dtype) for leaf in stored_arrays(self._abstract_saved).values())
             room = f"a checkpoint takes up to {format_bytes(wanted)}, and {free} are free"
             there = f"Complete there: {self.steps() or 'none'}; {room}."
         return SaveFailed(

@@ -9,6 +9,7 @@ Everything that reads a checkpoint uses these: a resume, `load_run`, a warm star
 no public way to read a part of an array without a device for it, so that the host reads arrays one by one.
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -19,11 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
+from jax.sharding import NamedSharding
 
 from ..layouts.paths import leaves_with_paths, some
-from ..layouts.sizes import array_bytes
+from ..layouts.sizes import array_bytes, format_mesh
 from ..mesh.files import absolute_path
 from ..mesh.processes import exchange
+from ..parallel.pipeline import AXIS
+from ..parallel.step.model_order import packing_of
 from .checksums import checksums_by_path, host_checksum, read_description
 from .damage import (
     CheckpointError,
@@ -36,6 +40,10 @@ from .damage import (
 from .directory import STATE, display_path
 from .identity import RUN, ForeignRun, explain_foreign_checkpoint
 
+MODEL_ORDER = "model"
+"""The order of the blocks, in the description of a checkpoint."""
+SHARDINGS = "_sharding"
+"""Orbax's file about the layouts of the saved arrays."""
 AVERAGES = "opt_state/average/"
 """Prefix of the path of a parameter's average; see training/optimizing/averaging.py."""
 GROUP_BYTES = 64 << 20
@@ -61,6 +69,7 @@ class StoredCheckpoint:
         saved: Seconds since 1970 when it was complete.
         run: The identity of the run that saved it; "" if it carries none.
         foreign: The reason why it is not of the run in whose directory it is; "" if it is.
+        packing: See `compression.packing`; None if the checkpoint does not record it.
     """
 
     def __init__(self, folder: Path, *, of_any_run: bool = False) -> None:
@@ -87,6 +96,9 @@ class StoredCheckpoint:
             self.checksums: dict[str, int] = description["checksums"]
             self.run: str = self.about.get(RUN, "")
             self.foreign = explain_foreign_checkpoint(self.folder, self.step, self.run)
+            self._mesh: dict[str, int] = description.get("mesh", {})
+            self._order: str = description.get("order", "")
+            self.packing: str | None = description.get("packing")
         if self.foreign and not of_any_run:
             raise ForeignRun(self.foreign)
         self.arrays = {
@@ -95,8 +107,27 @@ class StoredCheckpoint:
 
     @property
     def mesh(self) -> dict[str, int]:
-        """The mesh that saved it: axis -> size, without axes of size 1; empty if the run did not record it."""
-        return self.about.get("mesh", {})
+        """The mesh that saved it: axis -> size, without axes of size 1; empty if it did not record it."""
+        return self.about.get("mesh", self._mesh)
+
+    def check_order(self) -> None:
+        """Checks that blocks are in the model's order: others than runs of a config once saved them as they were.
+
+        Raises:
+            CheckpointError: A pipeline saved it from Python, and the order of its blocks is unknown.
+        """
+        if self._order == MODEL_ORDER or "mesh" in self.about:
+            return
+        with reading(self.folder):
+            shardings = json.loads((self.folder / STATE / SHARDINGS).read_bytes())
+        for sharding in map(json.loads, shardings.values()):
+            sizes = dict(zip(sharding.get("axis_names", ()), sharding.get("shape", ()), strict=True))
+            if sizes.get(AXIS, 1) > 1:
+                raise CheckpointError(
+                    f"The checkpoint {self.folder} was saved from Python on {sizes[AXIS]} pipeline stages, by a "
+                    "version of spmdkit that kept blocks in the order of the stages and did not record it. Restore it "
+                    "with that version on the mesh that wrote it, and save it from a mesh without a pipeline."
+                )
 
     def num_bytes(self, *paths: str) -> int:
         """Returns the bytes of some arrays in memory."""
@@ -139,9 +170,11 @@ class StoredCheckpoint:
             Global arrays, which `compare` has yet to compare with their checksums.
 
         Raises:
+            CheckpointError: The order of its blocks is unknown.
             DamagedCheckpoint: An array cannot be read.
             CheckpointUnavailable: The machine or the file system cannot read it.
         """
+        self.check_order()
         return self._restore(ocp.checkpoint_utils.construct_restore_args(dict(abstract))) if abstract else {}
 
     def compare(self, arrays: Mapping[str, jax.Array]) -> Mapping[str, jax.Array]:
@@ -194,6 +227,21 @@ def stored_arrays(state: Any) -> dict[str, Any]:
     return {path: leaf for path, leaf in leaves_with_paths(state) if leaf.size}
 
 
+def mesh_of(state: Any) -> dict[str, int]:
+    """Returns the mesh of a state: axis -> size, without axes of size 1; empty for one device."""
+    for leaf in jax.tree.leaves(state):
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding):
+            return {axis: size for axis, size in sharding.mesh.shape.items() if size > 1}
+    return {}
+
+
+def _belong_to_devices(problems: Sequence[str]) -> bool:
+    """Returns True if arrays differ that groups or devices have for themselves, and none of the model."""
+    changed = [line for line in problems if line.startswith("extra/") and line.endswith("in this run")]
+    return bool(changed) and all(line.startswith(("extra/", "opt_state/")) for line in problems)
+
+
 def open_fitting(folder: Path, abstract_state: Any) -> StoredCheckpoint:
     """Opens a checkpoint and compares its arrays with those of a state, without reading them.
 
@@ -212,13 +260,32 @@ def open_fitting(folder: Path, abstract_state: Any) -> StoredCheckpoint:
             f"The checkpoint {folder} was renamed: it is the state of step {stored.step}. Give its directory the name "
             f"{stored.step} again."
         )
-    if problems := differences(stored_arrays(abstract_state), stored.arrays):
+    stored.check_order()
+    problems = differences(stored_arrays(abstract_state), stored.arrays)
+    if problems and stored.mesh != mesh_of(abstract_state) and _belong_to_devices(problems):
+        raise mismatch(
+            f"The mesh has changed from {format_mesh(stored.mesh)}, which wrote the checkpoint {folder}, to "
+            f"{format_mesh(mesh_of(abstract_state))}, and so has the state",
+            problems,
+            "With strategy.data.local_steps or compress, each group or device along data keeps arrays of its own. "
+            f"Restore the checkpoint on {format_mesh(stored.mesh)}, or start a new run from its parameters "
+            "(checkpoint.start_from).",
+        )
+    if problems:
         raise mismatch(
             f"The checkpoint {folder} does not fit the state of this run",
             problems,
             "Set model, optimizer, precision.params, precision.compute, precision.loss_scale and callbacks that change "
             "the learning rate back to what wrote it, or train into another run.dir. strategy.data as well, if it has "
             "local_steps or compress: its groups keep arrays of their own.",
+        )
+    if stored.packing is not None and stored.packing != packing_of(abstract_state):
+        raise CheckpointError(
+            f"The checkpoint {folder} was written on {format_mesh(stored.mesh)}, and this run has "
+            f"{format_mesh(mesh_of(abstract_state))}, other layouts or other pipeline stages. With "
+            "strategy.data.compress, each device keeps the rounding errors of its own part of the gradients, and these "
+            "parts have changed. Restore the checkpoint with the strategy and layouts that wrote it, or start a new "
+            "run from its parameters (checkpoint.start_from)."
         )
     return stored
 

@@ -51,7 +51,7 @@ def fine_tune(source: Path, target: Path) -> list[float]:
         batch = {name: jax.device_put(value, layouts.batch_sharding()) for name, value in batch.items()}
         state, metrics = step(state, batch)
         losses.append(float(metrics.loss))
-    hugging_face.save(target, config, state.params, like=source)
+    hugging_face.save(target, config, state, like=source)
     return losses
 
 

@@ -31,6 +31,11 @@ def _short(number: float, unit: str) -> str:
     return f"{number:.1f}".removesuffix(".0") + f" {unit}"
 
 
+def format_mesh(sizes: Mapping[str, int]) -> str:
+    """Formats axes with their sizes: "data 2 x fsdp 4"; "1 device" if there are none."""
+    return " x ".join(f"{axis} {size}" for axis, size in sizes.items()) or "1 device"
+
+
 class RowSplit(NamedTuple):
     """The split of a batch's rows: name of an axis or option -> number of parts."""
 
@@ -58,4 +63,4 @@ class RowSplit(NamedTuple):
         return max(self.total, round(rows / self.total) * self.total)
 
     def __str__(self) -> str:
-        return " x ".join(f"{name} {size}" for name, size in self.parts.items()) or "1 device"
+        return format_mesh(self.parts)

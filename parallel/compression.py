@@ -36,6 +36,8 @@ Source: Seide et al. 2014, "1-Bit Stochastic Gradient Descent", section 2 (error
 section 2.1; Wang et al. 2023, "ZeRO++", section 3.3 (quantized gradients by all-to-all).
 """
 
+import hashlib
+import json
 from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
@@ -192,6 +194,22 @@ def errors_table(plan: ShardingPlan) -> LayoutTable:
         returned.append(_errors_row(f"returned/{number}", plan, bucket.rows // bucket.devices))
     treedef = jax.tree.structure(Errors(tuple(sent), tuple(returned)))
     return LayoutTable(rows=(*sent, *returned), treedef=treedef, mesh=plan.mesh)
+
+
+def packing(plan: ShardingPlan) -> str:
+    """Returns a hash of all that decides which elements the rows of `Errors` belong to; "" without compression."""
+    if not plan.compressed:
+        return ""
+    rows = plan.trained.update_table.rows
+    stages = plan.pipeline.stages if plan.pipeline else None
+    layouts = [[row.layout.axes_of_dim(dim) for dim in range(len(row.shape))] for row in rows]
+    facts = {
+        "mesh": plan.mesh.split_axes,
+        "summed": plan.summed_axes,
+        "leaves": [(row.path, row.shape, layout) for row, layout in zip(rows, layouts, strict=True)],
+        "blocks": stages.order.tolist() if stages else None,
+    }
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
 def _errors_row(path: str, plan: ShardingPlan, rows: int) -> LayoutRow:

@@ -21,7 +21,6 @@ from ..data.ordering.order import batch_number
 from ..data.source import Source, Splits
 from ..mesh.processes import is_main_process, local_copy
 from ..parallel.model import BlockModel, Model, Params
-from ..parallel.sharding.stored_order import stored_order
 from ..parallel.step.state import TrainState
 from ..training.callbacks.callback import Run
 from ..training.callbacks.conductor import Conductor
@@ -159,9 +158,8 @@ class StepHooks:
         context.guards.compare(number, state)
         with context.guards.watchdog.phase(number, "save"):
             context.ownership.check()
-            stored = stored_order(self._built.layouts).to_model(state)
             notes = {**notes, "data": data_position(number, context.rollbacks.left_out)}
-            context.checkpoints.save(number, stored, context.display.message, notes=notes, also_keep=self.seen.kept)
+            context.checkpoints.save(number, state, context.display.message, notes=notes, also_keep=self.seen.kept)
 
 
 def run_for_callbacks(

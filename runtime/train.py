@@ -10,7 +10,7 @@ from ..checkpoints.identity import RUN
 from ..checkpoints.manager import Checkpoints
 from ..configs.config_text import as_plain
 from ..configs.schema import Config
-from ..parallel.sharding.stored_order import stored_order
+from ..parallel.step.model_order import abstract_in_model_order
 from ..training.display import Display
 from ..training.stopping.gate import Gate, stops_on_signals
 from .build_run import Built, build
@@ -67,7 +67,7 @@ def _prepare(
     folder = adopt_directory(config.run.dir, as_plain(config), provenance, rendezvous, fresh=fresh)
     before = read_provenance(folder) if not fresh and is_run(folder) else None
     identity = identify_run(folder, rendezvous, fresh=fresh)
-    abstract = stored_order(built.layouts).abstract_model(built.step.abstract_state())
+    abstract = built.step.abstract_state()
     checkpoints = Checkpoints(
         folder / "checkpoints",
         keep=config.checkpoint.keep,
@@ -82,7 +82,8 @@ def _prepare(
         checkpoints.check_fits()
     warm_start, checkpoint = None, config.checkpoint
     if checkpoint.start_from and not start:
-        warm_start = WarmStart(checkpoint, built.model, abstract.params, seed=config.run.seed, seconds=rendezvous)
+        params = abstract_in_model_order(abstract).params
+        warm_start = WarmStart(checkpoint, built.model, params, seed=config.run.seed, seconds=rendezvous)
     display = stack.enter_context(Display(config.train.steps, start, title(built)))
     rollbacks = Rollbacks(config.train.max_rollbacks, config.train.global_batch, folder, rendezvous, fresh=fresh)
     notes = remarks(before, provenance, config.data.source, goes_on=start > 0)

@@ -19,7 +19,6 @@ from ..mesh.exit_codes import FINISHED, TRY_AGAIN
 from ..mesh.processes import is_main_process, local_copy
 from ..models.catalog import initial_params
 from ..parallel.model import Batch, Params
-from ..parallel.sharding.stored_order import stored_order
 from ..parallel.step.loss_scaling import MAX_CONSECUTIVE_SKIPS, is_dynamic
 from ..parallel.step.state import TrainState
 from ..training.callbacks.conductor import restore_callbacks
@@ -263,8 +262,7 @@ class TrainingRun(RunContext):
         if "data" in notes:  # not in those of `fit`
             check_position(notes["data"], self.start, self.rollbacks.left_out)
         ended = self.hooks.conductor.restore(notes)
-        like = self.built.step.abstract_state()
-        return stored_order(self.built.layouts).to_stored(restored.state, like), restored.damaged, ended
+        return restored.state, restored.damaged, ended
 
     def create_state(self) -> TrainState:
         """Returns the state of step 0, after all processes have compared its programs and its values.

@@ -90,8 +90,8 @@ def through_files(state: TrainState, like: TrainState) -> TrainState:
     """Saves a state as the checkpoint of a run, and restores it as a run with other layouts does.
 
     Args:
-        state: Arrays in the model's order.
-        like: Abstract values of the other run's state.
+        state: The state as its step stores it.
+        like: Abstract values of the state of the other run's step.
 
     Returns:
         The arrays, with the layouts of `like`.

@@ -120,7 +120,7 @@ class Trainer:
     @property
     def params(self) -> Params:
         """The parameters: global arrays, blocks in the model's own order."""
-        return stored_order(self.layouts).to_model(self.state).params
+        return stored_order(self.layouts).to_model(self.state.params)
 
     def fit(
         self,

@@ -15,6 +15,8 @@ from ...layouts.sizes import array_bytes
 from ...mesh.errors import UserError, raise_problems
 from ...mesh.files import atomic_write, check_local
 from ...parallel.model import Params
+from ...parallel.step.model_order import in_model_order
+from ...parallel.step.state import TrainState
 from ..transformer import transformer
 from ..transformer_config import TransformerConfig
 from .config_json import NAME, read_config
@@ -38,7 +40,7 @@ BESIDE = (
 def save(
     folder: str | Path,
     config: TransformerConfig,
-    params: Params,
+    params: Params | TrainState,
     *,
     dtype: Any = None,
     max_file_bytes: int = 5 << 30,
@@ -51,8 +53,8 @@ def save(
     Args:
         folder: The new directory; it must not exist.
         config: The transformer.
-        params: The parameters in the model's order of blocks, as in a checkpoint or from `load`; those of a pipeline
-            with several chunks per stage through `stored_order(layouts).to_model`. JAX arrays must be on devices of
+        params: The state of a step, or parameters in the model's order of blocks, as in a checkpoint or from `load`.
+            Stages of a pipeline may store blocks in another order: give their state. JAX arrays must be on devices of
             this process.
         dtype: The dtype of the files; None for that of each parameter.
         max_file_bytes: The maximum size of a file; more files have an index.
@@ -69,6 +71,8 @@ def save(
         check_local(like, "like")
     folder = Path(folder)
     family = family_of(config)
+    if isinstance(params, TrainState):
+        params = in_model_order(params._replace(opt_state=(), extra=())).params
     leaves = _checked(config, params)
     if folder.exists():
         raise UserError(f"{folder} already exists. Give another directory, or remove it.")

@@ -4,7 +4,7 @@ Checkpoints, samples and comparisons use the model's order, so that nothing outs
 orders are the same (one chunk on each stage, with equal numbers of blocks), nothing is moved.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,73 +15,93 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ...layouts.paths import map_with_path
+from ...layouts.paths import in_blocks, map_with_path
 from ..model import BlockModel, Model, Params
 from ..pipeline import AXIS
 from ..plan import MeshPlan
 from ..schedule.stages import Stages
 
 
+@jax.tree_util.register_static
 @dataclass(frozen=True)
 class StoredOrder:
-    """Converts parameters, gradients, or a whole train state between the two orders.
+    """Converts trees of parameters, such as gradients and averages, between the two orders.
+
+    It is part of the structure of a train state (`TrainState.order`); `step/model_order.py` converts whole states.
 
     Attributes:
-        stages: The positions of the blocks; None without a pipeline.
+        stages: The positions of the blocks; None without a pipeline, or if both orders are the same.
+        moments: The paths of arrays of the optimizer's state -> the dims that count slots of blocks.
+        packing: The elements that the errors of compression belong to, see `compression.packing`.
     """
 
-    stages: Stages | None
+    stages: Stages | None = None
+    moments: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    packing: str = ""
 
     @property
-    def reordered(self) -> Stages | None:
-        """The stages if the two orders differ, otherwise None."""
-        return None if self.stages is None or self.stages.is_natural else self.stages
+    def of_model(self) -> "StoredOrder":
+        """The model's order, for a state whose errors of compression stay as they are."""
+        return StoredOrder(packing=self.packing)
 
-    def to_model(self, tree: Any) -> Any:
-        """Reorders the blocks of stored global arrays to the model's order, leaf by leaf.
+    def to_model(self, params: Any) -> Any:
+        """Reorders the blocks of stored arrays to the model's order, leaf by leaf.
 
-        A leaf has blocks if it is under "blocks" and has a dim split over `pipe`, or a dim 0 that counts slots (a
-        factored moment of an optimizer).
+        Args:
+            params: A tree structured like the parameters: global arrays, or arrays of the host.
         """
+        if self.stages is None:
+            return params
+        return map_with_path(lambda path, leaf: self.leaf_to_model(leaf, _block_dims(path)), params)
 
-        def change(leaf: Array, dim: int, stages: Stages, _: Any) -> Array:
-            return _move(leaf, dim, partial(unstore_blocks, stages=stages), _model_sharding(leaf, dim, stages))
-
-        return self._change_blocks(change, tree, tree)
-
-    def abstract_model(self, tree: Any) -> Any:
+    def abstract_model(self, params: Any) -> Any:
         """Returns the shapes and shardings of the result of `to_model`."""
+        if self.stages is None:
+            return params
+        return map_with_path(lambda path, leaf: self.abstract_leaf(leaf, _block_dims(path)), params)
 
-        def change(leaf: Any, dim: int, stages: Stages, _: Any) -> Any:
-            shape = (*leaf.shape[:dim], stages.num_blocks, *leaf.shape[dim + 1 :])
-            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=_model_sharding(leaf, dim, stages))
-
-        return self._change_blocks(change, tree, tree)
-
-    def to_stored(self, tree: Any, like: Any) -> Any:
+    def to_stored(self, params: Any, like: Any) -> Any:
         """Reverses `to_model`.
 
         Args:
-            tree: Global arrays with blocks in the model's order.
+            params: Global arrays with blocks in the model's order.
             like: Stored arrays or their abstract values, with the layouts of the result.
         """
+        if self.stages is None:
+            return params
 
-        def change(leaf: Array, dim: int, stages: Stages, stored: Any) -> Array:
-            return _move(leaf, dim, partial(store_blocks, stages=stages), stored.sharding)
+        def store(path: str, stored: Any, leaf: Any) -> Any:
+            return self.leaf_to_stored(leaf, _block_dims(path), stored)
 
-        return self._change_blocks(change, tree, like)
+        return map_with_path(store, like, params)
 
-    def _change_blocks(self, change: Callable[..., Any], tree: Any, stored: Any) -> Any:
-        """Replaces each leaf with blocks by `change(leaf, dim that counts blocks, stages, stored leaf)`."""
-        stages = self.reordered
+    def leaf_to_model(self, leaf: Any, dims: Sequence[int]) -> Any:
+        """Reorders some dims of one stored array, which count slots, to the model's order."""
+        stages = self.stages
         if stages is None:
-            return tree
+            return leaf
+        for dim in dims:
+            leaf = _move(leaf, dim, partial(unstore_blocks, stages=stages), _model_sharding(leaf, dim, stages))
+        return leaf
 
-        def move(path: str, stored_leaf: Any, leaf: Any) -> Any:
-            dim = _block_dim(path, stored_leaf, stages)
-            return leaf if dim is None else change(leaf, dim, stages, stored_leaf)
+    def abstract_leaf(self, leaf: Any, dims: Sequence[int]) -> Any:
+        """Returns the shape and the sharding of the result of `leaf_to_model`."""
+        stages = self.stages
+        if stages is None:
+            return leaf
+        for dim in dims:
+            shape = (*leaf.shape[:dim], stages.num_blocks, *leaf.shape[dim + 1 :])
+            leaf = jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=_model_sharding(leaf, dim, stages))
+        return leaf
 
-        return map_with_path(move, stored, tree)
+    def leaf_to_stored(self, leaf: Any, dims: Sequence[int], stored: Any) -> Any:
+        """Reverses `leaf_to_model`; the result has the layout of `stored`."""
+        stages = self.stages
+        if stages is None:
+            return leaf
+        for dim in dims:
+            leaf = _move(leaf, dim, partial(store_blocks, stages=stages), _sharding(stored))
+        return leaf
 
 
 def store_blocks(blocks: Any, stages: Stages) -> Any:
@@ -128,29 +148,31 @@ def in_stage_order(model: Model | BlockModel, stages: Stages | None) -> Model | 
 
 
 def stored_order(plan: MeshPlan) -> StoredOrder:
-    """Returns the order in which a plan stores blocks."""
-    return StoredOrder(plan.pipeline.stages if plan.pipeline else None)
+    """Returns the order in which a plan stores the blocks of parameters."""
+    stages = plan.pipeline.stages if plan.pipeline else None
+    if stages is None or stages.is_natural:
+        return StoredOrder()
+    return StoredOrder(stages)
 
 
-def _block_dim(path: str, leaf: Any, stages: Stages) -> int | None:
-    """Returns the dim of a stored array that counts slots of blocks, or None."""
-    if "blocks" not in path.split("/"):
-        return None
-    spec = leaf.sharding.spec
-    over_pipe = [dim for dim in range(len(spec)) if AXIS in _axes(spec[dim])]
-    if over_pipe:
-        return over_pipe[0]
-    return 0 if leaf.shape[:1] == (len(stages.order),) else None
+def _block_dims(path: str) -> tuple[int, ...]:
+    """Returns the dims of a parameter that count slots of blocks."""
+    return (0,) if in_blocks(path) else ()
 
 
 def _axes(entry: Any) -> tuple[str, ...]:
     return entry if isinstance(entry, tuple) else (entry,)
 
 
-def _model_sharding(leaf: Any, dim: int, stages: Stages) -> NamedSharding:
+def _sharding(leaf: Any) -> Any:
+    """Returns the sharding of an array; None for an array of the host."""
+    return getattr(leaf, "sharding", None)
+
+
+def _model_sharding(leaf: Any, dim: int, stages: Stages) -> Any:
     """Returns the leaf's sharding, without `pipe` if it does not divide the model's number of blocks."""
-    sharding = leaf.sharding
-    if stages.num_blocks % stages.stages == 0:
+    sharding = _sharding(leaf)
+    if stages.num_blocks % stages.stages == 0 or not isinstance(sharding, NamedSharding):
         return sharding
     spec = list(sharding.spec)
     if dim < len(spec):
@@ -158,10 +180,12 @@ def _model_sharding(leaf: Any, dim: int, stages: Stages) -> NamedSharding:
     return NamedSharding(sharding.mesh, PartitionSpec(*spec))
 
 
-def _move(leaf: Array, dim: int, reorder: Callable[[Array], Array], sharding: NamedSharding) -> Array:
+def _move(leaf: Any, dim: int, reorder: Callable[[Array], Array], sharding: Any) -> Any:
     """Reorders one dim of one array. Callers convert one array at a time, so that at most one is whole on a device."""
 
     def moved(array: Array) -> Array:
         return jnp.moveaxis(reorder(jnp.moveaxis(array, dim, 0)), 0, dim)
 
+    if sharding is None:
+        return np.asarray(moved(leaf))
     return jax.jit(moved, out_shardings=sharding)(leaf)

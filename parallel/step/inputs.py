@@ -180,6 +180,12 @@ def _tree_problem(given: Any, expected: Any) -> str:
     if isinstance(given, TrainState) and not whole:
         return "Expected parameters, got a whole state. Pass state.params."
     name, tree = ("state", "step.abstract_state()") if whole else ("parameters", "step.abstract_state().params")
+    if isinstance(given, TrainState) and given.order != expected.order:
+        return (
+            "The state given does not fit this step: its blocks are stored in the order of another pipeline or of the "
+            "model, or errors of compression belong to other layouts. Save it and restore it with spmdkit.Checkpoints, "
+            "which converts between pipelines, or start from a new state."
+        )
     found, wanted = dict(leaves_with_paths(given)), dict(leaves_with_paths(expected))
     for path in dict.fromkeys((*wanted, *found)):
         have, need = found.get(path), wanted.get(path)

@@ -36,6 +36,8 @@ class TrainState(NamedTuple):
         extra: The state of strategies for slow links: `diloco.Copies`, `compression.Errors`, or ().
         model_state: The model's state without gradients (`Model.init_state`), whole on every device, or ().
         loss_scale: The state of dynamic loss scaling (`loss_scaling.LossScale`), on every device, or ().
+        order: The order in which pipeline stages store the blocks. It has no array: it is part of the structure of the
+            tree, so that a state of one pipeline is not mistaken for that of another.
     """
 
     step: Array
@@ -45,6 +47,7 @@ class TrainState(NamedTuple):
     extra: Any = ()
     model_state: Any = ()
     loss_scale: Any = ()
+    order: StoredOrder = StoredOrder()
 
     def __repr__(self) -> str:
         parts = []
@@ -158,7 +161,7 @@ def place_params(given: Params, stored: Params, order: StoredOrder) -> Params:
     whole = {path: leaf for path, leaf in leaves_with_paths(given) if path not in laid_out}
     # Memory maps stay on disk and are read part by part.
     arrays = {path: np.asarray(leaf) if isinstance(leaf, Array) else leaf for path, leaf in whole.items()}
-    stages, in_order = order.reordered, dict(leaves_with_paths(stored))
+    in_order = dict(leaves_with_paths(stored))
     moved = order.to_stored(
         {path: jnp.copy(leaf).astype(expected[path].dtype) for path, leaf in laid_out.items()},
         {path: in_order[path] for path in laid_out},
@@ -167,7 +170,7 @@ def place_params(given: Params, stored: Params, order: StoredOrder) -> Params:
     def put(path: str, leaf: jax.ShapeDtypeStruct) -> Array:
         if path in moved:
             return moved[path]
-        rows = stages if in_blocks(path) else None
+        rows = order.stages if in_blocks(path) else None
         return jax.make_array_from_callback(
             leaf.shape, leaf.sharding, lambda index: _part(arrays[path], index, leaf.dtype, rows)
         )

@@ -12,6 +12,7 @@ trust ratio) is correct on every mesh without special code, and an elementwise o
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -33,13 +34,13 @@ from ..options import cast_floats
 from ..plan import ShardingPlan
 from ..sharding.batch_rows import check_eval_rows, check_rows
 from ..sharding.lay_out import abstract_parameters
-from ..sharding.stored_order import in_stage_order, stored_order
+from ..sharding.stored_order import StoredOrder, in_stage_order, stored_order
 from .composition import DeviceStep
 from .cost import step_cost
 from .inputs import BatchCheck, BatchShapes, explain_errors, shapes_of, warn_of_recompilation
 from .loss_scaling import accept, first_loss_scale
 from .state import StepMetrics, TrainState, abstract_model_state, first_model_state, place_params, with_means
-from .update import abstract_optimizer_state, apply_optimizer, make_local_step, start_copies
+from .update import abstract_optimizer_state, apply_optimizer, dims_of_blocks, make_local_step, start_copies
 
 
 class Step:
@@ -209,7 +210,19 @@ class Step:
         loss_scale = jax.eval_shape(lambda: first_loss_scale(self.precision))
         whole = step, key, abstract_model_state(self.model, self.precision.params), loss_scale
         step, key, model_state, loss_scale = jax.tree.map(lambda leaf: leaf.update(sharding=replicated), whole)
-        return TrainState(step, params, opt_state, key, extra, model_state, loss_scale)
+        return TrainState(step, params, opt_state, key, extra, model_state, loss_scale, self.order)
+
+    @cached_property
+    def order(self) -> StoredOrder:
+        """The order in which the arrays of the state store blocks."""
+        order = replace(stored_order(self.plan), packing=compression.packing(self.plan))
+        if order.stages is None:
+            return order
+        params = abstract_parameters(self.model, self.precision)
+        dims = dims_of_blocks(self.optimizer, params, len(order.stages.order))
+        first = 1 if self.plan.local_steps else 0  # dim 0 counts the groups
+        moments = {path: tuple(first + dim for dim in found) for path, found in dims.items()}
+        return replace(order, moments=tuple(moments.items()))
 
     @cached_property
     def optimizer_table(self) -> LayoutTable:
@@ -252,7 +265,8 @@ class Step:
         return cast_floats(self.model.init(key_of(key_data)), self.precision.params)
 
     def _first_state(self, params: Params, key_data: Array) -> TrainState:
-        state = TrainState(jnp.zeros((), jnp.int32), params, (), key_data, loss_scale=first_loss_scale(self.precision))
+        loss_scale = first_loss_scale(self.precision)
+        state = TrainState(jnp.zeros((), jnp.int32), params, (), key_data, loss_scale=loss_scale, order=self.order)
         if self.plan.local_steps:
             return start_copies(state, self.optimizer, self.plan.mesh_size(diloco.AXIS))
         errors = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.extra_table.abstract_arrays)
@@ -270,7 +284,8 @@ class Step:
         after = apply_optimizer(self.optimizer, grads, state.opt_state, params, metrics.loss)
         (params, opt_state), loss_scale = accept(after, before, state.loss_scale, metrics.grad_norm, self.precision)
         metrics = with_means(metrics, state.loss_scale)
-        return TrainState(state.step + 1, params, opt_state, state.key, extra, model_state, loss_scale), metrics
+        after = TrainState(state.step + 1, params, opt_state, state.key, extra, model_state, loss_scale, state.order)
+        return after, metrics
 
     def _jit_step(self, *, abstract: bool) -> Any:
         state_shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state(abstract=abstract))

@@ -24,7 +24,7 @@ import optax
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from ...layouts.paths import differing_leaves, join
+from ...layouts.paths import differing_leaves, join, leaves_with_paths
 from ...mesh.errors import UserError
 from .. import diloco
 from ..diloco import AXIS
@@ -58,6 +58,32 @@ def abstract_optimizer_state(optimizer: optax.GradientTransformation, params: Pa
             "kept on devices and in checkpoints, so it must contain only arrays and numbers. Keep other settings in "
             "the function that makes the optimizer."
         ) from error
+
+
+def dims_of_blocks(optimizer: optax.GradientTransformation, params: Params, slots: int) -> dict[str, tuple[int, ...]]:
+    """Returns the dims of an optimizer's state that count blocks: those that differ for a model with one block less.
+
+    Args:
+        optimizer: An optax transformation.
+        params: The shapes and dtypes of the parameters, with blocks stacked on dim 0 below "blocks".
+        slots: The number of stacked blocks, at least 2.
+
+    Returns:
+        Path in the optimizer's state -> its dims, without arrays that count no blocks.
+    """
+
+    def shorter(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((leaf.shape[0] - 1, *leaf.shape[1:]), leaf.dtype)
+
+    fewer = {**params, "blocks": jax.tree.map(shorter, params["blocks"])}
+    of_fewer = dict(leaves_with_paths(abstract_optimizer_state(optimizer, fewer)))
+    found = {}
+    for path, leaf in leaves_with_paths(abstract_optimizer_state(optimizer, params)):
+        other = of_fewer[path].shape if path in of_fewer else ()
+        dims = [dim for dim, size in enumerate(leaf.shape) if size == slots and other[dim : dim + 1] != (size,)]
+        if dims:
+            found[path] = tuple(dims)
+    return found
 
 
 def apply_optimizer(
@@ -176,7 +202,10 @@ def make_local_step(
         extra = state.extra._replace(copies=copies)
         params, extra = meet(state.params, extra, state.step + 1)
         metrics = with_means(metrics, state.loss_scale)
-        return TrainState(state.step + 1, params, opt_state, state.key, extra, loss_scale=loss_scale), metrics
+        after = state._replace(
+            step=state.step + 1, params=params, opt_state=opt_state, extra=extra, loss_scale=loss_scale
+        )
+        return after, metrics
 
     return step
 

@@ -53,9 +53,9 @@ class Case:
         """Returns the layout of the gradient and the update of one parameter."""
         return next(row.layout for row in self.step.plan.update_table.rows if row.path == path)
 
-    def in_model_order(self, tree: Any) -> Any:
-        """Returns arrays of the strategy with their blocks in the model's order."""
-        return stored_order(self.step.plan).to_model(tree)
+    def in_model_order(self, params: Params) -> Params:
+        """Returns parameters or gradients of the strategy with their blocks in the model's order."""
+        return stored_order(self.step.plan).to_model(params)
 
     def sums(self, state: TrainState, batch: HostBatch) -> tuple[Sums, float]:
         """Returns the sums of one batch under the strategy, without clipping, and the norm of the mean gradient.

@@ -17,6 +17,7 @@ from ..model import BlockModel, Model
 from ..options import Precision
 from ..sharding.lay_out import StrategyLike, lay_out
 from ..step.build import build_step
+from ..step.model_order import in_model_order
 from ..step.train_step import Step
 from .after_training import Averages, check_after_steps
 from .case import Case
@@ -171,7 +172,7 @@ def _compare(
     for batch in batches:
         state, metrics = step(state, batch)
         reported.append(report(metrics.loss, metrics.grad_norm, metrics.weight, metrics.model))
-    saved = case.in_model_order(state)
+    saved = in_model_order(state)
     arrays = array_errors(found, saved, reference, *tolerances)
     if any(error.differs for error in _worst(arrays).values()):  # perhaps by rounding alone
         reference = reference._replace(moved=one_device.train(moved(case.params, case.tolerance), batches))

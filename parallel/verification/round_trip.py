@@ -1,9 +1,10 @@
 """Saves a state, restores it onto another mesh, and back: the arrays must be equal.
 
-saved     = to_model(state)                         blocks in the model's order, which `compare` has compared
-elsewhere = restored onto another mesh              bitwise equal to `saved`
-back      = to_stored(restored from elsewhere)      bitwise equal to the state, laid out as the step requires
+elsewhere = restored onto another mesh              bitwise equal to the state
+back      = restored from elsewhere                 bitwise equal to the state, laid out as the step requires
 one more step from `back` and from the state        equal results
+
+States are compared with their blocks in the model's order, which `compare` has compared with one device.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,18 +15,19 @@ import jax
 import numpy as np
 
 from ...layouts.paths import leaves_with_paths
+from ...layouts.sizes import format_mesh
 from ...mesh.errors import UserError
 from ..fsdp import FSDPConfig
 from ..sharding.lay_out import lay_out
-from ..sharding.stored_order import stored_order
 from ..step.build import build_step
+from ..step.model_order import abstract_in_model_order, in_model_order, in_stored_order
 from ..step.state import TrainState
 from ..step.train_step import Step
 from .differences import numbers, state_errors
 from .reference import HostBatch
 
 SaveAndRestore = Callable[[TrainState, TrainState], TrainState]
-"""(a state in the model's order, abstract values on another mesh) -> the state as restored there."""
+"""(a state, abstract values of another step's state) -> the state as restored for the other step."""
 
 
 class RoundTrip(NamedTuple):
@@ -46,7 +48,7 @@ class RoundTrip(NamedTuple):
     @property
     def target(self) -> str:
         """The mesh that it was restored onto, such as "fsdp 8"."""
-        return " x ".join(f"{axis} {size}" for axis, size in self.restored_onto.items()) or "1 device"
+        return format_mesh(self.restored_onto)
 
 
 def round_trip(
@@ -60,15 +62,15 @@ def round_trip(
         batch: The batch of one more step.
         save_and_restore: Writes and reads files; by default, arrays stay in memory.
     """
-    move, order = save_and_restore or in_memory, stored_order(step.plan)
-    saved = order.to_model(state)
+    move = save_and_restore or in_memory
+    saved = in_model_order(state)
     other = _step_on_other_mesh(step)
-    elsewhere = move(saved, other.abstract_state())
+    elsewhere = move(state, other.abstract_state())
     result = RoundTrip(other.plan.mesh.split_axes, len(jax.tree.leaves(saved)), (), float("inf"))
-    lines = [*differing_arrays(elsewhere, saved, f"restored onto {result.target}")]
+    lines = [*differing_arrays(in_model_order(elsewhere), saved, f"restored onto {result.target}")]
     stored = step.abstract_state()
-    back = order.to_stored(move(elsewhere, order.abstract_model(stored)), stored)
-    lines += differing_arrays(order.to_model(back), saved, "restored from there")
+    back = move(elsewhere, stored)
+    lines += differing_arrays(in_model_order(back), saved, "restored from there")
     for (path, leaf), target in zip(leaves_with_paths(back), jax.tree.leaves(stored), strict=True):
         if not leaf.sharding.is_equivalent_to(target.sharding, leaf.ndim):
             old, new = leaf.sharding.spec, target.sharding.spec
@@ -76,13 +78,15 @@ def round_trip(
     if lines:
         return result._replace(differing=tuple(lines))
     expected, found = (step(each, dict(batch)) for each in (state, back))
-    expected, found = ((order.to_model(state), metrics) for state, metrics in (expected, found))
+    expected, found = ((in_model_order(state), metrics) for state, metrics in (expected, found))
     return result._replace(next_step_rel=state_errors(found, expected, ())[0].relative)
 
 
 def in_memory(state: TrainState, like: TrainState) -> TrainState:
     """Moves the arrays to another mesh, without files."""
-    return jax.tree.map(lambda leaf, target: jax.device_put(np.asarray(leaf), target.sharding), state, like)
+    saved, abstract = in_model_order(state), abstract_in_model_order(like)
+    moved = jax.tree.map(lambda leaf, target: jax.device_put(np.asarray(leaf), target.sharding), saved, abstract)
+    return in_stored_order(moved, like)
 
 
 def _step_on_other_mesh(step: Step) -> Step:

@@ -32,6 +32,7 @@ from ...parallel.plan import ShardingPlan
 from ...parallel.sharding.stored_order import stored_order
 from ...parallel.step.build import build_step
 from ...parallel.step.model_functions import check_functions
+from ...parallel.step.model_order import abstract_in_model_order
 from ...parallel.step.train_step import Step
 from ...training.loop import evaluate_sources
 from ...training.metrics import read_metrics
@@ -110,7 +111,7 @@ class LoadedRun:
         layouts = self._fit_layouts(fitted)
         self._program: Step = build_step(self.model, optax.identity(), layouts, precision=config.precision)
         self._order = stored_order(layouts)
-        abstract = self._order.abstract_model(self._program.abstract_state())
+        abstract = abstract_in_model_order(self._program.abstract_state())
         self.ema = ema
         params = read_averages(stored, abstract.params) if ema else read_tree(stored, "params", abstract.params)
         self.params: Params = params

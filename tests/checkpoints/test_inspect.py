@@ -43,8 +43,9 @@ def test_lists_the_arrays_of_a_checkpoint(original):
 
 def test_describes_a_checkpoint_without_a_run(tmp_path):
     found = inspect(find(str(write(tmp_path / "run", run_state(3), about=None)), 3))
-    assert found["mesh"] == {}
-    assert "saved" not in text(found).partition("\n")[2]
+    assert found["mesh"] == {"fsdp": 8}
+    assert "saved on the mesh fsdp 8" in text(found)
+    assert "saved by" not in text(found)
 
 
 def test_a_damaged_checkpoint_is_an_error_only_if_it_was_chosen(run):

@@ -166,7 +166,7 @@ class FakeCheckpoints:
         return [text, self.others.get(name, "")]
 
     def restore_newest(self):
-        with Checkpoints(self.folder, keep=3, abstract_state={}) as checkpoints:
+        with Checkpoints(self.folder, keep=3, abstract_state=np.zeros(1)) as checkpoints:
             return checkpoints.restore_newest(5, self.lines.append)
 
 

@@ -10,7 +10,7 @@ import pytest
 from spmdkit.parallel import FSDPConfig, census, verify
 from spmdkit.parallel.data import DataParallelConfig
 from spmdkit.parallel.pipeline import PipelineConfig, make_pipeline
-from spmdkit.parallel.sharding.stored_order import stored_order
+from spmdkit.parallel.step.model_order import abstract_in_model_order, in_model_order, in_stored_order
 from support import toy
 from support.pipelines import light
 
@@ -75,18 +75,18 @@ def test_state_is_saved_in_the_models_order(optimizer):
     own = light(5)
     pipe = PipelineConfig(size=2, schedule="interleaved_1f1b", microbatches=4)
     step = toy.build({"pipe": pipe, "data": 2}, optimizer, own)
-    state, order, layouts = step.init(seed=0), stored_order(step.plan), step.plan
-    saved = order.to_model(state)
+    state, layouts = step.init(seed=0), step.plan
+    saved = in_model_order(state)
     expected = jax.jit(own.init)(jax.random.key(0))
     assert jax.tree.all(
         jax.tree.map(lambda ours, theirs: bool((np.asarray(ours) == theirs).all()), saved.params, expected)
     )
     shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), jax.eval_shape(optimizer.init, expected))
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), saved.opt_state) == shapes
-    abstract = order.abstract_model(step.abstract_state())
+    abstract = abstract_in_model_order(step.abstract_state())
     for promised, given in zip(jax.tree.leaves(abstract), jax.tree.leaves(saved), strict=True):
         assert (promised.shape, promised.dtype, promised.sharding) == (given.shape, given.dtype, given.sharding)
-    restored = order.to_stored(saved, step.abstract_state())
+    restored = in_stored_order(saved, step.abstract_state())
     for ours, theirs in zip(jax.tree.leaves(restored), jax.tree.leaves(state), strict=True):
         assert ours.sharding == theirs.sharding
         np.testing.assert_array_equal(ours, theirs)

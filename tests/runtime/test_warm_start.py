@@ -6,22 +6,29 @@ Parameters are compared as TensorStore's own reader gives them, through `spmdkit
 import json
 import re
 import shutil
+from dataclasses import replace
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorstore
+from spmdkit.checkpoints.manager import Checkpoints
 from spmdkit.configs import load_config
 from spmdkit.configs.schema import CheckpointConfig
 from spmdkit.launch.cli import main
+from spmdkit.parallel.step.model_order import abstract_in_model_order
 from spmdkit.runtime import warm_start
 from spmdkit.runtime.build_run import build
+from support import toy
 from support.faults import damage
 from support.runs import assert_same_arrays, losses, metrics, train, write_config, write_language_config
 
 pytestmark = pytest.mark.slow_except(
-    "test_initialized_parameters_are_those_of_the_seed", "test_floating_dtypes_may_differ"
+    "test_initialized_parameters_are_those_of_the_seed",
+    "test_takes_the_blocks_of_a_pipeline_that_python_saved",
+    "test_floating_dtypes_may_differ",
 )
 MODEL = {"name": "transformer", "layers": 5, "width": 16, "heads": 2, "mlp_width": 32}
 WIDER = {**MODEL, "mlp_width": 48}
@@ -95,6 +102,26 @@ def test_initialized_parameters_are_those_of_the_seed(untrained):
     start = warm_start.WarmStart(checkpoint, built.model, abstract, seed=7, seconds=1.0)
     found, drawn = (np.asarray(params["layers"][0]["kernel"]) for params in (start.params(), step.init(7).params))
     np.testing.assert_array_equal(found, drawn)
+
+
+def test_takes_the_blocks_of_a_pipeline_that_python_saved(tmp_path):
+    """They are in the model's order there, and each goes to its own stage of another pipeline."""
+    own = replace(toy.BLOCK_MODEL, init=numbered, num_blocks=4)
+    pipe = {"size": 2, "schedule": "zbv", "microbatches": 2}
+    interleaved = {**pipe, "schedule": "interleaved_1f1b", "virtual": 2}
+    old, new = (toy.build({"pipe": options}, model=own) for options in (pipe, interleaved))
+    with Checkpoints(tmp_path, keep=1, abstract_state=old.abstract_state()) as checkpoints:
+        checkpoints.save(4, old.init(0))
+    abstract = abstract_in_model_order(new.abstract_state()).params
+    start = warm_start.WarmStart(CheckpointConfig(start_from=str(tmp_path)), own, abstract, seed=7, seconds=1.0)
+    params = start.params()
+    assert np.asarray(params["blocks"]["up"]).tolist() == [0, 1, 2, 3]
+    assert np.asarray(new.init(0, params).params["blocks"]["up"]).tolist() == [0, 2, 1, 3]
+
+
+def numbered(key):
+    """Each block is its number."""
+    return {"embed": jnp.ones(1), "blocks": {"up": jnp.arange(4.0)}, "head": jnp.ones(1)}
 
 
 @pytest.mark.long

@@ -228,15 +228,14 @@ def leave_run(
     folder.mkdir(parents=True, exist_ok=True)
     header = Identity(run, str(folder)).header() if run else ""
     (folder / "config.yaml").write_text(header + resolved_yaml(loaded), encoding="utf-8")
-    order = stored_order(built.layouts)
-    saved = order.abstract_model(built.step.abstract_state())
+    abstract = built.step.abstract_state()
     about = describe_run(built) | ({RUN: run} if run else {})
-    with Checkpoints(folder / "checkpoints", keep=9, abstract_state=saved, about=about) as checkpoints:
+    with Checkpoints(folder / "checkpoints", keep=9, abstract_state=abstract, about=about) as checkpoints:
         for step in steps:
             state = built.step.init(step)
             if change is not None:
                 state = state._replace(params=map_with_path(change, state.params))
-            checkpoints.save(step, order.to_model(state))
+            checkpoints.save(step, state)
     return folder
 
 

@@ -5,14 +5,19 @@ import json
 import jax
 import ml_dtypes
 import numpy as np
+import optax
 import pytest
 from spmdkit.mesh.errors import UserError
+from spmdkit.mesh.keys import make_key
 from spmdkit.models.hugging_face import load, save
 from spmdkit.models.hugging_face.families import family_of
 from spmdkit.models.hugging_face.weights_writer import _split
 from spmdkit.models.moe import MoEConfig
+from spmdkit.models.transformer import transformer
 from spmdkit.models.transformer_config import TransformerConfig
+from spmdkit.parallel import build_step, lay_out
 from support import plain_families as plain
+from support import toy
 
 GPT2 = {"norm": "layer", "positions": "learned", "mlp": "gelu", "mlp_bias": True, "attention_bias": "all"}
 
@@ -66,6 +71,19 @@ def test_arrays_of_devices_in_another_dtype(tmp_path):
     for name, array in arrays.items():
         np.testing.assert_array_equal(found[name], array.astype(ml_dtypes.bfloat16))
     assert json.loads((tmp_path / "second/config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"schedule": "zbv"}, {"schedule": "1f1b", "layers": [3, 1]}])
+def test_the_state_of_a_pipeline_is_written_in_the_order_of_the_model(tmp_path, options):
+    config = TransformerConfig(vocabulary=32, length=8, layers=4, width=16, heads=2, mlp_width=24)
+    model = transformer(config)
+    pipe = {"size": 2, "microbatches": 2, **options}
+    step = build_step(model, optax.sgd(0.1), lay_out(model, {"pipe": pipe}, devices=toy.devices(2)))
+    save(tmp_path / "written", config, step.init(0))
+    expected = jax.jit(model.init)(make_key(0))
+    written = jax.tree.map(np.asarray, load(tmp_path / "written").params)
+    jax.tree.map(np.testing.assert_array_equal, written, jax.tree.map(np.asarray, expected))
 
 
 def test_what_stands_beside_the_weights(tmp_path):

@@ -8,7 +8,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from spmdkit.parallel.model import BlockModel
 from spmdkit.parallel.schedule.builders import make_schedule
 from spmdkit.parallel.schedule.stages import assign
-from spmdkit.parallel.sharding.stored_order import StoredOrder, in_stage_order, store_blocks, unstore_blocks
+from spmdkit.parallel.sharding.stored_order import (
+    StoredOrder,
+    in_stage_order,
+    store_blocks,
+    stored_order,
+    unstore_blocks,
+)
 from support import toy
 
 
@@ -27,14 +33,14 @@ def test_storage_and_back_is_the_same(arguments):
     assert (stored is blocks) == made.is_natural
 
 
-def test_state_without_stages_stays_as_it_is():
+@pytest.mark.parametrize("strategy", [{"data": 2}, {"pipe": 3}])
+def test_parameters_of_no_stages_or_natural_ones_stay_as_they_are(strategy):
     tree = {"blocks": jnp.ones(3)}
-    for given in (None, stages(4)):
-        order = StoredOrder(given)
-        assert order.to_model(tree) is tree
-        assert order.to_stored(tree, tree) is tree
-        assert order.abstract_model(tree) is tree
-        assert order.reordered is None
+    order = stored_order(toy.plan(strategy))
+    assert order == StoredOrder()
+    assert order.to_model(tree) is tree
+    assert order.to_stored(tree, tree) is tree
+    assert order.abstract_model(tree) is tree
 
 
 def test_a_model_whose_init_stores_its_blocks_stage_by_stage():
@@ -73,24 +79,26 @@ def test_rows_of_blocks_are_put_in_order_and_back():
 
 def test_what_fills_up_a_stage_is_dropped_and_no_longer_split():
     """Five blocks in eight rows: 0 1 4 - 2 - 3 -; 2 stages divide no 5."""
-    stored = {"mu": {"blocks": {"up": placed([0.0, 1, 4, 9, 2, 9, 3, 9], "pipe")}}}
-    found = order(5).to_model(stored)["mu"]["blocks"]["up"]
+    stored = {"blocks": {"up": placed([0.0, 1, 4, 9, 2, 9, 3, 9], "pipe")}}
+    found = order(5).to_model(stored)["blocks"]["up"]
     assert found.tolist() == [0, 1, 2, 3, 4]
     assert found.sharding.spec == PartitionSpec(None)
-    abstract = order(5).abstract_model(stored)["mu"]["blocks"]["up"]
+    abstract = order(5).abstract_model(stored)["blocks"]["up"]
     assert (abstract.shape, abstract.dtype, abstract.sharding) == (found.shape, found.dtype, found.sharding)
-    back = order(5).to_stored({"mu": {"blocks": {"up": found}}}, stored)["mu"]["blocks"]["up"]
+    back = order(5).to_stored({"blocks": {"up": found}}, stored)["blocks"]["up"]
     assert np.asarray(back)[[0, 1, 2, 4, 6]].tolist() == [0, 1, 4, 2, 3]
 
 
-def test_a_factored_moment_has_its_blocks_on_dim_0_and_others_stay():
-    """Some optimizers keep a leaf under "blocks" that is not split over the stages, or counts no blocks."""
-    stored = {"blocks": {"rows": placed([0.0, 3, 1, 2], None), "scalar": placed([5.0], None)}}
-    found = order(4).to_model(stored)["blocks"]
-    assert found["rows"].tolist() == [0, 1, 2, 3]
-    assert found["scalar"] is stored["blocks"]["scalar"]
+def test_blocks_may_be_counted_by_another_dim_or_by_several():
+    stored = placed(np.array([[0.0, 3, 1, 2]] * 3), None, "pipe")
+    assert order(4).leaf_to_model(stored, (1,)).tolist() == [[0, 1, 2, 3]] * 3
+    pairs = jnp.add.outer(10 * jnp.array([0, 3, 1, 2]), jnp.array([0, 3, 1, 2]))
+    assert order(4).leaf_to_model(pairs, (0, 1)).tolist() == [
+        [10 * row + column for column in range(4)] for row in range(4)
+    ]
 
 
-def test_blocks_may_be_counted_by_another_dim():
-    stored = {"blocks": {"v": placed(np.array([[0.0, 3, 1, 2]] * 3), None, "pipe")}}
-    assert order(4).to_model(stored)["blocks"]["v"].tolist() == [[0, 1, 2, 3]] * 3
+def test_arrays_of_the_host_are_put_in_order_on_the_host():
+    found = order(4).to_model({"blocks": np.array([0.0, 3, 1, 2])})["blocks"]
+    assert isinstance(found, np.ndarray)
+    assert found.tolist() == [0, 1, 2, 3]

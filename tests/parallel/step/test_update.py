@@ -11,7 +11,7 @@ import pytest
 from spmdkit.mesh.errors import UserError
 from spmdkit.parallel import FSDPConfig, build_step, lay_out
 from spmdkit.parallel.step.state import StepMetrics
-from spmdkit.parallel.step.update import _shared_metrics
+from spmdkit.parallel.step.update import _shared_metrics, dims_of_blocks
 from support import toy
 
 STEPS = 4
@@ -165,3 +165,36 @@ def test_keeps_errors_of_the_optimizer():
 
     with pytest.raises(TypeError, match="mine"):
         toy.build({"data": 1}, broken(update), toy.PLAIN_MODEL).lower(toy.abstract(toy.batch(0)))
+
+
+def preconditioned():
+    """Keeps a matrix of products of all blocks, and a number of no block."""
+
+    def start(params):
+        (up,) = jax.tree.leaves(params["blocks"])
+        return {"products": jnp.zeros((len(up), len(up))), "blocks": jnp.zeros(up.shape[1])}
+
+    return optax.GradientTransformation(start, lambda updates, state, params=None: (updates, state))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        (optax.sgd(0.1, momentum=0.9), {"0/trace/blocks/up": (0,)}),
+        (optax.sgd(0.1), {}),
+        (
+            optax.scale_by_factored_rms(min_dim_size_to_factor=4),
+            {"v_row/blocks/up": (0,), "v_col/blocks/up": (0,)},
+        ),
+        (preconditioned(), {"products": (0, 1)}),
+    ],
+    ids=["momentum", "no state", "factored", "products"],
+)
+@pytest.mark.parametrize("width", [4, 6])
+def test_finds_the_dims_of_a_state_that_count_blocks(optimizer, expected, width):
+    """Also if another dim has the same size, here 4."""
+    shapes = {"blocks": {"up": (4, width, 8)}, "head": {"out": (4, 4)}}
+    params = jax.tree.map(
+        lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32), shapes, is_leaf=lambda node: isinstance(node, tuple)
+    )
+    assert dims_of_blocks(optimizer, params, 4) == expected

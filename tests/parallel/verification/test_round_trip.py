@@ -10,6 +10,7 @@ import pytest
 from spmdkit.parallel import Precision, build_step, lay_out
 from spmdkit.parallel.sharding import stored_order
 from spmdkit.parallel.sharding.stored_order import StoredOrder
+from spmdkit.parallel.step.model_order import in_model_order
 from spmdkit.parallel.verification.compare import verify_step
 from spmdkit.parallel.verification.round_trip import _step_on_other_mesh, in_memory, round_trip
 from support import toy
@@ -80,10 +81,10 @@ def test_finds_blocks_not_put_back(monkeypatch):
 
 def swapped(state, like):
     """A file in which two blocks of one parameter have changed places."""
-    back = in_memory(state, like)
-    up = np.asarray(back.params["blocks"]["up"])[[1, 0, 2, 3, 4]]
-    blocks = {**back.params["blocks"], "up": jax.device_put(up, like.params["blocks"]["up"].sharding)}
-    return back._replace(params={**back.params, "blocks": blocks})
+    saved = in_model_order(state)
+    up = np.asarray(saved.params["blocks"]["up"])[[1, 0, 2, 3, 4]]
+    blocks = {**saved.params["blocks"], "up": up}
+    return in_memory(saved._replace(params={**saved.params, "blocks": blocks}), like)
 
 
 def uncounted(state, like):

@@ -6,7 +6,8 @@ are needed: like XLA, the count here ignores operations that no result depends o
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -15,18 +16,16 @@ from jax import Array
 
 from ...layouts.paths import leaves_with_paths
 from ...mesh.keys import make_key
-from ..collectives import Collective, Traffic, wire_bytes
+from ..collectives import Collective, CollectiveKey, Traffic, wire_bytes
 from ..model import AbstractBatch, Activations, BlockModel, Params, join_differentiable, split_differentiable
 from ..plan import ShardingPlan
 from ..xla.graph import Graph, dependencies, operation, trace
-from ..xla.primitives import GATHERS, gathered_over
+from ..xla.primitives import EXCHANGES, GATHERS, SCATTERS, gathered_over
 from .ends import separates_ends
 from .forward import block_of_loop, first_block
 from .model_parts import make_parts, on_activations
 from .prefetch import make_stack, prefetches_blocks
 from .split_backward import split_block
-
-ALL_TO_ALL = "all-to-all"
 
 
 def find_backward_gathers(
@@ -61,7 +60,7 @@ def find_backward_gathers(
     return on_activations(find, model, plan, microbatch)
 
 
-def find_backward_all_to_alls(
+def find_repeated(
     model: BlockModel,
     plan: ShardingPlan,
     microbatch: AbstractBatch,
@@ -69,10 +68,10 @@ def find_backward_all_to_alls(
     repeated: Collection[Collective],
     platform: str,
 ) -> tuple[Collective, ...]:
-    """Returns the collectives that backward repeats, without the all-to-alls that no gradient depends on.
+    """Returns the collectives that backward repeats, without those that no gradient depends on.
 
-    If matrix products are kept, the all-to-all that brings attention heads back is repeated only for the gradient of
-    the matrix behind it, which a frozen matrix does not have.
+    If matrix products are kept, the collective that brings a product's input is repeated only for the gradient of the
+    matrix, which a frozen matrix does not have.
 
     Args:
         model: The model, split over the axes inside it.
@@ -82,35 +81,68 @@ def find_backward_all_to_alls(
         repeated: The lines of `moved.again` whose results the remat policy does not keep.
         platform: The platform of the step.
     """
+    sizes = {line.key: plan.mesh_size(line.axes[-1]) for line in repeated}
 
-    def count(params: Params, x: Activations) -> list[Counter[int]]:
+    def count(params: Params, x: Activations) -> list[_Moves]:
         one = first_block(plan, params)
         block, _ = block_of_loop(model, plan)
         alone, both, differentiable = _passes(lambda shards, kept, x: block(x, shards, kept, make_key(0)), x)
         forward, _ = trace(alone, one, differentiable)
         forward_and_backward, _ = trace(both, one, differentiable, differentiable)
-        return [_all_to_alls(graph, platform) for graph in (forward, forward_and_backward)]
+        return [_moves(graph, sizes, platform) for graph in (forward, forward_and_backward)]
 
     once, twice = on_activations(count, model, plan, microbatch)
-    if once != _lines(moved.forward):  # the model's `traffic` does not describe its program
-        return tuple(repeated)
-    needed = twice - once - _lines(moved.backward)
+    expected = _moves_of(moved.forward)
+    needed = twice - once - _moves_of(moved.backward)
     kept: list[Collective] = []
     for line in repeated:
-        if line.kind != ALL_TO_ALL or needed[line.bytes]:
-            needed[line.bytes] -= 1
-            kept.append(line)
+        described = {key: number for key, number in expected.items() if key[0] == line.key}
+        if described != {key: number for key, number in once.items() if key[0] == line.key}:
+            kept.append(line)  # the model's `traffic` does not describe its program
+            continue
+        move = line.key, line.bytes // line.count
+        number = min(line.count, needed[move])
+        needed[move] -= number
+        if number:
+            kept.append(replace(line, count=number, bytes=number * move[1]))
     return tuple(kept)
 
 
-def _lines(lines: Iterable[Collective]) -> Counter[int]:
-    return Counter(line.bytes for line in lines if line.kind == ALL_TO_ALL)
+_Moves: TypeAlias = Counter[tuple[CollectiveKey, int]]
+"""The number of collectives by kind, axes, and the bytes of one of them."""
 
 
-def _all_to_alls(graph: Graph, platform: str) -> Counter[int]:
-    """Returns the bytes of the all-to-alls that the results of a graph depend on."""
-    arrays = (eqn.invars[0].aval for eqn in dependencies(graph, graph.outputs)[0] if eqn.primitive.name == "all_to_all")
-    return Counter(array.size * wire_bytes(array.dtype, platform) for array in arrays)
+def _moves_of(lines: Iterable[Collective]) -> _Moves:
+    found = _Moves()
+    for line in lines:
+        found[line.key, line.bytes // line.count] += line.count
+    return found
+
+
+def _moves(graph: Graph, sizes: Mapping[CollectiveKey, int], platform: str) -> _Moves:
+    """Counts the collectives that the results of a graph depend on.
+
+    Args:
+        graph: The program.
+        sizes: The kinds and axes to count, and the devices of a group.
+        platform: The platform of the step.
+    """
+    found = _Moves()
+    for eqn in dependencies(graph, graph.outputs)[0]:
+        name = eqn.primitive.name
+        kind = EXCHANGES.get(name)
+        kind = "all-gather" if name in GATHERS else kind
+        kind = "reduce-scatter" if name in SCATTERS else kind
+        if kind is None:
+            continue
+        axes = eqn.params["axis_name"]
+        key = kind, axes if isinstance(axes, tuple) else (axes,)
+        if key not in sizes:
+            continue
+        array = eqn.invars[0].aval
+        gathered = sizes[key] if kind == "all-gather" else 1
+        found[key, gathered * array.size * wire_bytes(array.dtype, platform)] += 1
+    return found
 
 
 def _is_frozen(groups: Collection[str], plan: ShardingPlan) -> bool:

@@ -81,7 +81,7 @@ def keep_for_step(plan: ShardingPlan, params: Params) -> Kept:
     """Returns the parameters of a `BlockModel` that are kept for an entire step, from all parameters."""
     stored, axes, precision = plan.used_table.layouts, plan.gather_axes, plan.options.precision
     if plan.keeps_blocks:
-        return gather(params, stored, axes, precision)
+        return gather(make_varying(params, stored, plan.summed_axes), stored, axes, precision)
     outside, layouts = without_blocks(params), without_blocks(stored)
     outside = gather(make_varying(outside, layouts, plan.summed_axes), layouts, axes, precision)
     return {**outside, "blocks": plan.split_frozen(params)[0]["blocks"]}

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from ...layouts.paths import in_blocks
 from ...mesh.errors import UserError
 from ...mesh.keys import make_key
-from ..blocks.backward_gathers import find_backward_all_to_alls, find_backward_gathers
+from ..blocks.backward_gathers import find_backward_gathers, find_repeated
 from ..blocks.ends import separates_ends
 from ..blocks.model_parts import recomputes_output
 from ..blocks.prefetch import prefetches_blocks
@@ -226,7 +226,7 @@ def _model_collectives(
             kept = {"none": ("",), "local": ("all-gather", "reduce-scatter")}.get(remat, ())
             inside = tuple(line for line in moved.again if not line.kind.startswith(kept))  # what backward repeats
             if inside and plan.frozen and remat != "full" and not (pipeline or prefetches_blocks(plan)):
-                inside = find_backward_all_to_alls(model, plan, shapes, moved, inside, platform)
+                inside = find_repeated(model, plan, shapes, moved, inside, platform)
             before = moved.again if remat != "full" else ()  # what a recompute action repeats
             if pipeline and (pipeline.timetable.blocks_per_slot > 1 or recomputes_output(plan)):
                 before = moved.forward

@@ -169,6 +169,7 @@ STRATEGIES = {
     "pipe-split": {"pipe": {"size": 2, "embed_and_head": "split"}, "data": 2},
     "tensor": {"data": 2, "tensor": 2},
     "explicit-tensor": {"data": 2, "tensor": 2},
+    "ring": {"data": 2, "tensor": {"size": 2, "collective_matmul": True}},
     "fsdp-tensor": {"fsdp": {"size": 2, "floor_bytes": 0}, "tensor": 2},
 }
 RULES = {
@@ -220,6 +221,7 @@ CASES = [
     *(("summing", strategy, ONCE) for strategy in ("data", "hsdp", "all")),
     *((model, strategy, ONCE) for model in ("lora", "frozen") for strategy in OF_BLOCKS if "tensor" not in strategy),
     *((model, "explicit-tensor", ONCE) for model in ("split lora", "split frozen")),
+    *(("split frozen", "ring", {"remat": remat}) for remat in ("dots", "selective", "local")),
     *((model, "hsdp", {"accumulate": 2}) for model in ("biased", "blocks", "tied", "normed", "normed-alone", "lora")),
     *((model, "zero2", {"accumulate": 2}) for model in ("biased", "blocks", "normed")),
     ("summing", "hsdp", {"accumulate": 2}),

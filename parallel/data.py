@@ -44,7 +44,7 @@ from .collectives import Collective, StepCounts, strategy_scope, vary, wire_byte
 from .options import PositiveFloat32, check_options
 from .plan import Reduced, ShardingPlan, as_stored, no_problems, splits_nothing, unchanged
 from .xla.ordered_collectives import order_after
-from .xla.platform import OVERLAPPING
+from .xla.platform import overlaps
 
 AXIS = "data"
 SCALARS = 2
@@ -102,8 +102,8 @@ def reduces_in_backward(plan: ShardingPlan) -> bool:
     when = plan.in_force(AXIS, "reduce", "at_end")
     if plan.zero or plan.local_steps or plan.compressed or plan.pipeline or plan.in_force("fsdp", "prefetch", 0):
         return False
-    overlaps = when == "overlapped" or (when == "auto" and plan.platform in OVERLAPPING)
-    return overlaps and plan.options.accumulate == 1 and plan.num_blocks is not None
+    in_backward = when == "overlapped" or (when == "auto" and overlaps(plan.platform))
+    return in_backward and plan.options.accumulate == 1 and plan.num_blocks is not None
 
 
 def make_varying(params: Any, layouts: Any, axes: tuple[str, ...]) -> Any:

@@ -68,7 +68,7 @@ from .collectives import (
 )
 from .options import Precision, cast_float, check_options
 from .plan import MeshPlan, Parameter, ShardingPlan, as_stored, splits_nothing, summed_elsewhere, unchanged
-from .xla.platform import OVERLAPPING
+from .xla.platform import crosses_hosts, overlaps
 
 AXIS = "fsdp"
 DIVIDES_NO_DIM = "divides no dim"
@@ -248,8 +248,10 @@ def exchanges(mesh: DeviceMesh, axes: tuple[str, ...], dtype: Any, reduce_dtype:
 
     If several devices of a group share a host, a ring crosses the network once for all of them.
     """
-    on_gpu = str(mesh.devices.flat[0]).split(":")[0] in OVERLAPPING
-    return on_gpu and jnp.dtype(dtype).itemsize < jnp.dtype(reduce_dtype).itemsize and mesh.has_one_per_host(axes)
+    if not overlaps(str(mesh.devices.flat[0]).split(":")[0]):
+        return False
+    is_narrower = jnp.dtype(dtype).itemsize < jnp.dtype(reduce_dtype).itemsize
+    return is_narrower and crosses_hosts(mesh, axes)
 
 
 _attach.defvjp(lambda shard, whole, scatter: (whole, None), lambda scatter, _, gradient: (scatter(gradient), None))

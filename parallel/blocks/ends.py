@@ -28,13 +28,13 @@ from jax import Array, lax
 from ...mesh.compat import varying_axes
 from ..model import Activations, BlockModel, Params, join_differentiable, split_differentiable
 from ..plan import ShardingPlan
-from ..xla import platform
+from ..xla.platform import overlaps
 from .prefetch import MIN_BLOCKS, Shards, Stack, hold, prefetches_blocks, run_stack
 
 
 def separates_ends(model: BlockModel, plan: ShardingPlan) -> bool:
     """Returns whether the first and the last block run outside the loop over blocks."""
-    if plan.platform not in platform.OVERLAPPING or plan.pipeline or prefetches_blocks(plan):
+    if not overlaps(plan.platform) or plan.pipeline or prefetches_blocks(plan):
         return False
     is_tied = not set(model.embed_reads).isdisjoint(model.head_reads)
     gathers = plan.gathers_blocks and not plan.keeps_blocks and plan.options.remat == "full"

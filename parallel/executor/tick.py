@@ -14,7 +14,7 @@ from ..schedule.schedule_table import Kind
 from ..schedule.timetable import Entry, Sends, Timetable, count_turns
 from ..xla.optional_turns import EXCHANGE, Turns, run_turns, turns_scope
 from ..xla.ordered_collectives import order_after
-from ..xla.platform import TRICKS, by_platform
+from ..xla.platform import by_platform, uses
 
 _Carry = TypeVar("_Carry")
 
@@ -163,7 +163,7 @@ def _send(sends: Sends, timetable: Timetable, made: Message) -> tuple[Message, M
 def count_sends(timetable: Timetable, platform: str) -> tuple[int, int]:
     """Returns the number of ticks in which messages are sent to the next stage, and to the one before."""
     ticks = timetable.entries.sends[:, 0]
-    if platform in TRICKS["loops"].platforms:
+    if uses("loops", platform):
         return len(ticks), len(ticks)
     ups, downs = zip(*((bool(sends.up), bool(sends.down)) for sends in timetable.sends), strict=True)
     return int(np.take(ups, ticks).sum()), int(np.take(downs, ticks).sum())

@@ -31,7 +31,7 @@ from ..sharding.batch_rows import record_batch_axes
 from ..sharding.lay_out import abstract_parameters
 from ..sharding.strategies import STRATEGIES, axes_that_split
 from ..xla.graph import trace
-from ..xla.platform import TRICKS
+from ..xla.platform import uses
 from ..xla.ring_hop import convert_hops
 from ..xla.traced_sums import all_reduces, other_collectives, sum_key
 from .composition import DeviceStep, split_model
@@ -128,7 +128,7 @@ def _unread(
     if shapes is None or plan.keeps_blocks or not plan.gathers_blocks:
         return unread
     inner, of_first = find_backward_gathers(model, plan, shapes)
-    if prefetches_blocks(plan) and platform in TRICKS["order"].platforms:  # waits read every gather
+    if prefetches_blocks(plan) and uses("order", platform):  # waits read every gather
         return {path: calls.block_backward - first for path in paths if path not in inner}
     return {
         path: max((calls.block_backward - first) * (path not in inner), unread.get(path, 0))

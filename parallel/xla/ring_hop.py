@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..collectives import Collective, axis_size
-from .platform import TRICKS, by_platform
+from .platform import by_platform, uses
 
 PIPE = "pipe"
 
@@ -71,6 +71,6 @@ def convert_hops(line: Collective, size: int, platform: str) -> Collective:
         size: N, the number of devices in its group.
         platform: The platform of the step.
     """
-    if platform not in TRICKS["hop_in_groups"].platforms or line.kind != "collective-permute":
+    if not uses("hop_in_groups", platform) or line.kind != "collective-permute":
         return line
     return Collective("all-to-all", line.axes, line.count, size * line.bytes)

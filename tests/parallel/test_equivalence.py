@@ -1,6 +1,5 @@
 """The promise: under every strategy, training is the training of one device. One table (`table.py`), no row skipped."""
 
-import importlib
 from dataclasses import replace
 from functools import cache
 
@@ -8,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 import reference
+from spmdkit.layouts.paths import map_with_path
 from spmdkit.mesh.axes import AXES
 from spmdkit.parallel import FSDPConfig, Precision, build_step, census, lay_out
 from spmdkit.parallel.blocks.ends import separates_ends
@@ -19,31 +19,50 @@ from spmdkit.parallel.xla import platform
 from support import table, toy
 from support.order import unordered
 from support.pipelines import light
-from support.rows import SIZES, batches, config, first_params, model, num_devices, optimizer, plain, row_named, sizes_of
+from support.rows import (
+    SIZES,
+    batches,
+    differentiate,
+    first_params,
+    model,
+    num_devices,
+    optimizer,
+    params_of,
+    row_named,
+    sizes_of,
+    trained,
+)
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
 CLIP = 0.5
 
 
 @cache
-def one_device(kind, layers, dropout, seed):
+def one_device(training):
     """First loss and gradients, and last parameters by plain JAX and NumPy: no mesh, and nothing of the runtime.
 
     In float64 for rows of float32 as well. AdamW divides a gradient by its own size: where that is next to zero, one
     device in float32 is itself further than the tolerance from what is right.
     """
-    own, first = config(kind, layers, dropout), None
+    first = None
+    _, frozen = trained(training)
     with jax.enable_x64(True):
-        params = jax.tree.map(np.float64, first_params(kind, layers))
+        start = jax.tree.map(np.float64, params_of(training))
+        params = start
         adamw = reference.AdamW(params, rate=1e-3, decay=0.1)
-        for number, batch in enumerate(batches(kind == "mlp")):
-            key = jax.random.fold_in(jax.random.key(seed), number)
-            (total, weight), sums = plain(kind).differentiate(own, params, batch, key)
+        for number, batch in enumerate(batches(training.kind == "mlp")):
+            key = jax.random.fold_in(jax.random.key(training.seed), number)
+            (total, weight), sums = differentiate(training, params, batch, key)
             means = jax.tree.map(lambda leaf, weight=weight: np.asarray(leaf) / float(weight), sums)
             gradients, _ = reference.clip(means, CLIP)
-            params = adamw.update(params, gradients)
+            params = keep_frozen(frozen, start, adamw.update(params, gradients))
             first = first or (float(total / weight), gradients)
     return (*first, params)
+
+
+def keep_frozen(frozen, start, params):
+    """Parameters with those at some paths as they were at the start."""
+    return map_with_path(lambda path, first, last: first if path in frozen else last, start, params)
 
 
 def worst(tree, reference):
@@ -88,29 +107,23 @@ def test_some_rows_of_the_table(name, float64):
     check(row_named(name), "float64", drawn=True)
 
 
-TWO = {"fsdp": table.options("fsdp", 2)}
-ENDS = [
-    table.Row("tensor-accumulate", "transformer", {**TWO, "tensor": 2}, accumulate=2, remat="full", dropout=0.1),
-    table.Row(
-        "overlapped-tensor",
-        "transformer",
-        {"data": DataParallelConfig(size=2, reduce="overlapped"), **TWO, "tensor": 2},
-        remat="full",
-    ),
-    table.Row("experts", "moe", {**TWO, "expert": 2}, remat="full"),
-    table.Row("ring", "gpt", {**TWO, "context": 2}, remat="full"),
-]
+@pytest.mark.table
+@pytest.mark.parametrize("row", table.ROWS_OF_GPUS, ids=[row.name for row in table.ROWS_OF_GPUS])
+def test_every_row_of_gpus_equals_one_device(row, float64):
+    with platform.branches_of_gpus(across_hosts=row.branches == "hosts"):
+        check(row, "float32" if row.branches == "hosts" else "float64")
 
 
-@pytest.mark.long_cases("experts", "ring", "tensor-accumulate")
+ENDS = ("gpus-accumulate", "gpus-data-tensor-full-block-lora", "gpus-expert-tensor-full-block-part", "gpus-zbv-part")
+
+
+@pytest.mark.long_cases(*ENDS[:1], *ENDS[2:])
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ENDS, ids=[row.name for row in ENDS])
-def test_numbers_on_gpus_with_the_first_and_last_block_outside_the_loop(row, float64, monkeypatch):
-    """Simulated devices run this form of the step only here."""
-    monkeypatch.setattr(platform, "OVERLAPPING", ("cpu",))
-    experts = importlib.import_module("spmdkit.models.moe")
-    monkeypatch.setattr(experts, "overhead_of", lambda _, elements: platform.overhead_of("gpu", elements))
-    check(row, "float64", of_gpus=True)
+@pytest.mark.parametrize("name", ENDS)
+def test_some_rows_of_gpus(name, float64):
+    """Simulated devices run these forms of the step only in tests."""
+    with platform.branches_of_gpus():
+        check(row_named(name), "float64")
 
 
 QUICK = {
@@ -136,29 +149,32 @@ def light_on_one_device():
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_gradients_of_a_light_model_equal_one_device(name, monkeypatch):
+def test_gradients_of_a_light_model_equal_one_device(name):
     """Of 4 blocks, in the forms of the step that loop over them."""
-    monkeypatch.setattr(platform, "OVERLAPPING", ("cpu",))
-    (strategy, remat), (params, _, expected) = QUICK[name], light_on_one_device()
-    step = toy.build(strategy, model=LIGHT, remat=remat)
-    assert separates_ends(LIGHT, step.plan) == (name == "ends")
-    found, _ = step.gradients(step.init(0, params), BATCH)
+    strategy, remat = QUICK[name]
+    params, _, expected = light_on_one_device()
+    with platform.branches_of_gpus():
+        step = toy.build(strategy, model=LIGHT, remat=remat)
+        assert separates_ends(LIGHT, step.plan) == (name == "ends")
+        found, _ = step.gradients(step.init(0, params), BATCH)
     assert worst(natural(step.plan, found), expected) < (TOLERANCE["float32"],)
 
 
-def check(row, dtype, *, drawn=False, of_gpus=False):
+def check(row, dtype, *, drawn=False):
     """Trains one row of the table from given parameters, or from drawn ones, and compares."""
-    own, is_mlp = model(row.kind, row.layers, row.dropout), row.kind == "mlp"
-    precision = Precision(params=dtype, compute=dtype, reduce=dtype)
+    own, frozen = trained(row.training)
+    is_mlp = row.kind == "mlp"
+    reduced = "float64" if row.branches == "hosts" else dtype
+    precision = Precision(params=reduced, compute=dtype, reduce=reduced)
     sizes = sizes_of(row)
-    layouts = lay_out(own, row.strategy, devices=toy.devices(num_devices(row)), precision=precision)
-    step = build_step(
-        own, optimizer(), layouts, clip_norm=CLIP, accumulate=row.accumulate, remat=row.remat, precision=precision
-    )
+    devices = toy.devices(num_devices(row))
+    layouts = lay_out(own, row.strategy, devices=devices, precision=precision, frozen=frozen)
+    options = {"accumulate": row.accumulate, "remat": row.remat, "precision": precision}
+    step = build_step(own, optimizer(frozen), layouts, clip_norm=CLIP, **options)
     abstract = toy.abstract(batches(is_mlp)[0])
     compiled = step.compile(abstract)
-    loss, gradients, params = one_device(row.kind, row.layers, row.dropout, row.seed)
-    state = step.init(row.seed, None if drawn else first_params(row.kind, row.layers))
+    loss, gradients, params = one_device(row.training)
+    state = step.init(row.seed, None if drawn else params_of(row.training))
     assert_really_on(state.params, layouts, sizes)
 
     for number, batch in enumerate(batches(is_mlp)):
@@ -168,12 +184,19 @@ def check(row, dtype, *, drawn=False, of_gpus=False):
             assert worst(natural(layouts, state.opt_state[0].gradients), gradients) < (TOLERANCE[dtype],)
     assert worst(natural(layouts, state.params), params) < (TOLERANCE[dtype],)
     assert_really_on(state.params, layouts, sizes)
-    if of_gpus:
-        assert separates_ends(own, step.plan)
-        assert differing(step.cost(abstract), census(compiled.as_text(), layouts.mesh), ("bytes",)) == {}
+    moved = census(compiled.as_text(), layouts.mesh)
+    assert separates_ends(own, step.plan) == has_ends(row)
+    if has_ends(row):
+        assert differing(step.cost(abstract), moved, ("bytes",)) == {}
         return
-    assert census(compiled.as_text(), layouts.mesh) == step.cost(abstract)
+    assert moved == step.cost(abstract)
     assert unordered(compiled.as_text()) == []
+
+
+def has_ends(row):
+    """Whether the first and the last block of a row run outside the loop over blocks."""
+    gathers = getattr(row.strategy.get("fsdp"), "keep", None) == "block"
+    return row.branches != "own" and row.remat == "full" and gathers and "pipe" not in row.strategy
 
 
 def natural(layouts, tree):
@@ -210,16 +233,21 @@ def expected_parts(path, leaf, sizes):
     """The axes that split each dim of a parameter, said once more and independently of the runtime."""
     parts = [[] for _ in leaf.shape]
     group, name = path.split("/")[0], path.split("/")[-1]
+    rank = None
+    if "/lora/" in path:  # adapters are split like the dim of their matrix that they have
+        rank = {"a": leaf.ndim - 1, "b": leaf.ndim - 2}[name]
+        name = path.split("/")[-2]
     stacked = group == "blocks"
     if stacked and sizes.get("pipe", 1) > 1:
         parts[0].append("pipe")
     if stacked and leaf.ndim == 4 and sizes.get("expert", 1) > 1:
         parts[1].append("expert")
     if sizes.get("tensor", 1) > 1:
-        if name in TENSOR_DIMS:
-            parts[TENSOR_DIMS[name]].append("tensor")
-        elif name.removesuffix("_bias") in ("key", "value") and SIZES["kv_heads"] % sizes["tensor"] == 0:
-            parts[-1].append("tensor")
+        dim = TENSOR_DIMS.get(name)
+        if name.removesuffix("_bias") in ("key", "value") and SIZES["kv_heads"] % sizes["tensor"] == 0:
+            dim = -1
+        if dim is not None and dim % leaf.ndim != rank:
+            parts[dim].append("tensor")
     fsdp = sizes.get("fsdp", 1)
 
     def size_of(dim):

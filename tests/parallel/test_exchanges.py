@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from spmdkit.mesh.targets import parse_target
 from spmdkit.parallel import Precision, census, fsdp
+from spmdkit.parallel.xla.platform import branches_of_gpus
 from support import toy
 
 from spmdkit import DeviceMesh
@@ -29,11 +30,10 @@ def gradients(strategy, rules=None):
     [({"fsdp": {"size": 4, "floor_bytes": 256}}, None), (LEFT, BY_RULES)],
     ids=["fsdp", "tensor left to XLA"],
 )
-def test_sums_to_the_same_gradients_with_half_the_bytes(strategy, rules, float64, monkeypatch):
+def test_sums_to_the_same_gradients_with_half_the_bytes(strategy, rules, float64):
     expected, wide = gradients(strategy, rules)
-    monkeypatch.setattr(fsdp, "OVERLAPPING", ("cpu",))
-    monkeypatch.setattr(DeviceMesh, "has_one_per_host", lambda mesh, axes: True)
-    found, narrow = gradients(strategy, rules)
+    with branches_of_gpus(across_hosts=True):
+        found, narrow = gradients(strategy, rules)
     assert max(jax.tree.leaves(jax.tree.map(toy.relative, found, expected))) < 1e-14
     (scattered,) = (line for line in wide if line.kind == "reduce-scatter")
     (exchanged,) = (line for line in narrow if line.kind == "all-to-all")

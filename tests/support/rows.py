@@ -8,6 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import reference
+from spmdkit.layouts.paths import map_with_path
+from spmdkit.models.frozen import freeze, frozen_paths
+from spmdkit.models.lora import LoRA, LoRAConfig
 from spmdkit.models.mlp import MLPConfig, mlp
 from spmdkit.models.moe import MoEConfig, moe
 from spmdkit.models.transformer import TransformerConfig, transformer
@@ -44,6 +47,55 @@ def model(kind, layers, dropout=0.0):
     return MODELS.get(kind, transformer)(config(kind, layers, dropout))
 
 
+PART = ("blocks/mlp/.*", "embed/.*")
+"""What is frozen in rows that train a part."""
+ADAPTED = LoRAConfig(rank=2, alpha=3.0, match=("blocks/(attention|mlp)/.*",))
+
+
+@cache
+def trained(training):
+    """The model as it trains, and the paths of its frozen parameters."""
+    own = model(training.kind, training.layers, training.dropout)
+    if training.train == "lora":
+        lora = LoRA(own, ADAPTED)
+        return lora.model, lora.frozen
+    if training.train == "part":
+        shapes = jax.eval_shape(own.init, jax.random.key(0))
+        return freeze(own, PART), frozen_paths(PART, shapes)
+    return own, frozenset()
+
+
+@cache
+def params_of(training):
+    """The first parameters; adapters are random, so that no gradient is zero."""
+    params = first_params(training.kind, training.layers)
+    if training.train != "lora":
+        return params
+    random = np.random.default_rng(0)
+    shapes = jax.eval_shape(trained(training)[0].init, jax.random.key(0))
+    adapters = jax.tree.map(
+        lambda leaf: (0.1 * random.normal(size=leaf.shape)).astype(np.float32), shapes["blocks"]["lora"]
+    )
+    return {**params, "blocks": {**params["blocks"], "lora": adapters}}
+
+
+def differentiate(training, params, batch, key):
+    """((sum of the losses, sum of the weights), gradients of the first) on one device, zeros for frozen ones."""
+    kind = plain(training.kind)
+    own = config(training.kind, training.layers, training.dropout)
+    if training.train == "lora":
+        merged = reference.lora.merge(params, ADAPTED.scale)
+        sums, gradients = kind.differentiate(own, merged, batch, key)
+        return sums, reference.lora.pull(params, gradients, ADAPTED.scale)
+    sums, gradients = kind.differentiate(own, params, batch, key)
+    return sums, without(trained(training)[1], gradients)
+
+
+def without(frozen, tree):
+    """A tree with zeros at some paths."""
+    return map_with_path(lambda path, leaf: 0 * leaf if path in frozen else leaf, tree)
+
+
 def plain(kind):
     """The same model, written without anything of the runtime."""
     return REFERENCES.get(kind, reference.transformer)
@@ -55,13 +107,16 @@ class Recorded(NamedTuple):
     gradients: Any
 
 
-def optimizer():
+def optimizer(frozen=frozenset()):
     """AdamW that keeps the gradients it was given, so that one compiled step shows them too."""
     record = optax.GradientTransformation(
         lambda params: Recorded(jax.tree.map(jnp.zeros_like, params)),
         lambda grads, _, params=None: (grads, Recorded(grads)),
     )
-    return optax.chain(record, optax.adamw(1e-3, weight_decay=0.1))
+    adamw = optax.adamw(1e-3, weight_decay=0.1)
+    if not frozen:
+        return optax.chain(record, adamw)
+    return optax.chain(record, adamw, optax.stateless(lambda updates, _: without(frozen, updates)))
 
 
 @cache
@@ -91,7 +146,7 @@ def first_params(kind, layers):
 
 def row_named(name):
     """A row of the table."""
-    return next(row for row in table.ROWS if row.name == name)
+    return next(row for row in [*table.ROWS, *table.ROWS_OF_GPUS] if row.name == name)
 
 
 def sizes_of(row):

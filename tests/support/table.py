@@ -14,8 +14,23 @@ FLOOR = 256
 MICROBATCHES = 8
 
 
+class Training(NamedTuple):
+    """What rows have in common that are compared with one training on one device."""
+
+    kind: str
+    layers: int
+    dropout: float
+    seed: int
+    train: str
+
+
 class Row(NamedTuple):
-    """One row: the strategy, and with which model and options it trains."""
+    """One row: the strategy, and with which model and options it trains.
+
+    Attributes:
+        train: "all" parameters, "part" of those of blocks, or "lora": adapters of all matrices of blocks.
+        branches: The "own" ones of simulated devices, those of "gpus", or those of "hosts" with a GPU each.
+    """
 
     name: str
     kind: str
@@ -24,6 +39,8 @@ class Row(NamedTuple):
     remat: str = "none"
     dropout: float = 0.0
     seed: int = 0
+    train: str = "all"
+    branches: str = "own"
 
     @property
     def layers(self):
@@ -32,6 +49,11 @@ class Row(NamedTuple):
             return {"uneven": 5, "moe": 4}[self.kind]
         stages = getattr(self.strategy.get("pipe"), "size", 1)
         return 8 if stages > 2 else 4
+
+    @property
+    def training(self):
+        """What trains, on any mesh."""
+        return Training(self.kind, self.layers, self.dropout, self.seed, self.train)
 
 
 def options(axis, size):
@@ -145,5 +167,70 @@ def pipelines():
     )
 
 
-ROWS = sorted([*products(), *special(), *pipelines()], key=lambda row: (row.kind, row.layers, row.dropout, row.seed))
+REMATS = ("none", "dots", "selective", "local", "full")
+TRAIN = ("all", "part", "lora")
+RING = TensorConfig(size=2, collective_matmul=True)
+PRODUCTS_OF_GPUS = {
+    "data-tensor": ("transformer", {"data": 2, "tensor": RING}),
+    "expert-tensor": ("moe", {"expert": 2, "tensor": RING}),
+    "data-context": ("gpt", {"data": 2, "context": 2}),
+}
+
+
+def of_gpus():
+    """The branches of GPUs: each product with each remat policy, each `keep`, and what trains in turn."""
+    turns = itertools.cycle(TRAIN)
+    for name, (kind, strategy) in PRODUCTS_OF_GPUS.items():
+        for remat, keep in itertools.product(REMATS, ("block", "step")):
+            # Only with these two, the first and the last block run outside the loop.
+            separates_ends = remat == "full" and keep == "block"
+            fsdp = FSDPConfig(size=2, floor_bytes=FLOOR, keep=keep)
+            for train in TRAIN if separates_ends else (next(turns),):
+                yield Row(
+                    f"gpus-{name}-{remat}-{keep}-{train}",
+                    kind,
+                    {**strategy, "fsdp": fsdp},
+                    remat=remat,
+                    train=train,
+                    branches="gpus",
+                )
+        next(turns)
+    fsdp = {"fsdp": options("fsdp", 2)}
+    more = {"remat": "full", "branches": "gpus"}
+    yield Row("gpus-accumulate", "transformer", {**fsdp, "tensor": 2}, accumulate=2, dropout=0.1, **more)
+    yield Row("gpus-accumulate-lora", "moe", {**fsdp, "expert": 2}, accumulate=2, train="lora", **more)
+    all_to_all = ContextConfig(size=2, attention="all_to_all")
+    yield Row("gpus-all-to-all", "transformer", {**fsdp, "context": all_to_all}, train="part", **more)
+    zero = DataParallelConfig(size=2, zero=1, floor_bytes=FLOOR)
+    yield Row("gpus-zero", "transformer", {"data": zero, **fsdp}, train="part", **more)
+
+
+def pipelines_of_gpus():
+    """The conditionals and the messages of GPUs: every schedule, and what trains in turn."""
+    turns = itertools.cycle(TRAIN)
+    for schedule in ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zbv"):
+        pipe = PipelineConfig(size=2, schedule=schedule, microbatches=4)
+        strategy = {"pipe": pipe, "fsdp": options("fsdp", 2), "tensor": 2}
+        train = next(turns)
+        yield Row(f"gpus-{schedule}-{train}", "transformer", strategy, train=train, branches="gpus")
+    ring = {"pipe": options("pipe", 2), "context": 2}
+    yield Row("gpus-pipe-ring-local", "transformer", ring, remat="local", train="part", branches="gpus")
+    again = PipelineConfig(size=2, microbatches=4, recompute=True)
+    yield Row("gpus-pipe-recompute", "moe", {"pipe": again, "expert": 2}, train="lora", branches="gpus")
+    yield Row("gpus-pipe-uneven", "uneven", {"pipe": options("pipe", 2)}, dropout=0.1, branches="gpus")
+
+
+def between_hosts():
+    """Gradients that are exchanged in float32 and summed in float64, where each device is in another host."""
+    turns = itertools.cycle(TRAIN)
+    for remat, keep in itertools.product(("none", "local", "full"), ("block", "step")):
+        fsdp = FSDPConfig(size=4, floor_bytes=FLOOR, keep=keep)
+        train = next(turns)
+        strategy = {"fsdp": fsdp, "tensor": 2}
+        yield Row(f"hosts-{remat}-{keep}-{train}", "transformer", strategy, remat=remat, train=train, branches="hosts")
+
+
+ROWS_OF_GPUS = sorted([*of_gpus(), *pipelines_of_gpus(), *between_hosts()], key=lambda row: row.training)
+"""Rows that take the branches that simulated devices take only in tests; see `platform.branches_of_gpus`."""
+ROWS = sorted([*products(), *special(), *pipelines()], key=lambda row: row.training)
 """Those that are compared with one training on one device follow one another, so that one worker of pytest makes it."""

@@ -13,7 +13,7 @@ from spmdkit.models.transformer_config import TransformerConfig
 from spmdkit.parallel import FSDPConfig, build_step, census
 from spmdkit.parallel.pipeline import PipelineConfig
 from spmdkit.parallel.tensor import TensorConfig
-from spmdkit.parallel.xla.platform import TRICKS, by_platform, scope
+from spmdkit.parallel.xla.platform import TRICKS, branches_of_gpus, by_platform, overlaps, scope, uses
 from support import toy
 
 FSDP = FSDPConfig(size=2, floor_bytes=256, prefetch=1)
@@ -101,24 +101,40 @@ def test_a_stage_skips_by_conditionals_on_gpus_and_by_loops_on_simulated_devices
     assert (count(loop, name, "cuda") == 0) == is_even, "blocks of unequal stages run in the same loops"
 
 
-def test_a_trick_that_is_off_leaves_the_other_way(monkeypatch):
-    monkeypatch.setitem(TRICKS, "loops", TRICKS["loops"]._replace(platforms=()))
-    traced = jax.make_jaxpr(lambda x: by_platform("loops", jnp.sin, jnp.cos, x))(1.0)
-    assert [equation.primitive.name for equation in traced.eqns] == ["cos"]
+def test_simulated_devices_take_the_branches_of_gpus_if_a_test_asks_for_it():
+    assert not overlaps("cpu")
+    assert uses("loops", "cpu")
+    with branches_of_gpus():
+        assert overlaps("cpu")
+        assert not uses("loops", "cpu")
+    assert not overlaps("cpu")
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+def test_only_required_tricks_stay_with_the_branches_of_gpus(trick):
+    def choose(x):
+        return by_platform(trick, jnp.sin, jnp.cos, x)
+
+    expected = jnp.sin if TRICKS[trick].is_required else jnp.cos
+    with branches_of_gpus():
+        assert jax.jit(choose)(1.0) == expected(1.0)
+    assert jax.jit(lambda x: choose(x))(1.0) == jnp.sin(1.0)
 
 
 @pytest.mark.long_cases("pipe, round")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pipe, round", "pipe, v"])
-def test_conditionals_give_the_numbers_and_the_census_of_loops(name, monkeypatch):
-    """The program that GPUs run, run here: what it moves is what `cost` says, what it computes the same bits."""
+def test_conditionals_give_the_numbers_and_the_census_of_loops(name):
+    """The program that GPUs run, run here: what it moves is what `cost` says. Only the factors of products, which the
+    tricks `product` and `weight_first` transpose, round differently."""
     looped = step_of(name)
-    monkeypatch.setitem(TRICKS, "loops", TRICKS["loops"]._replace(platforms=()))
-    branched = build_step(looped.given_model, optax.sgd(0.1), looped.plan)
-    text = branched.compile(toy.abstract(BATCH)).as_text()
-    assert " conditional(" in text
-    assert census(text, looped.plan.mesh) == looped.cost(toy.abstract(BATCH))
-    states = [step(step.init(0), BATCH) for step in (looped, branched)]
-    params, metrics = ([each[part] for each in states] for part in (0, 1))
-    assert float(metrics[0].loss) == float(metrics[1].loss)
-    assert jax.tree.all(jax.tree.map(jnp.array_equal, params[0].params, params[1].params))
+    in_loops, of_loops = looped(looped.init(0), BATCH)
+    with branches_of_gpus():
+        branched = build_step(looped.given_model, optax.sgd(0.1), looped.plan)
+        text = branched.compile(toy.abstract(BATCH)).as_text()
+        assert " conditional(" in text
+        assert census(text, looped.plan.mesh) == branched.cost(toy.abstract(BATCH))
+        in_conditionals, of_conditionals = branched(branched.init(0), BATCH)
+    assert float(of_loops.loss) == float(of_conditionals.loss)
+    errors = jax.tree.map(toy.relative, in_conditionals.params, in_loops.params)
+    assert max(jax.tree.leaves(errors)) < 1e-6

@@ -20,7 +20,7 @@ from ..mesh.compat import is_literal
 from ..mesh.devices import list_devices
 from ..mesh.errors import UserError
 from ..mesh.targets import compiling_for
-from ..parallel.model import AbstractBatch
+from ..parallel.model import AbstractBatch, BlockModel
 from ..parallel.sharding.strategies import option_types
 from ..parallel.step.train_step import Step
 from ..parallel.xla.graph import equations, inner_programs
@@ -47,7 +47,8 @@ class AnalyticMemory:
 
     Attributes:
         state: Kind -> bytes: parameters, optimizer, gradients, batch.
-        activations: What loops keep for backward, when the step needs the most memory.
+        activations: What is kept for backward, when the step needs the most memory: in loops over blocks, or without
+            such loops, by all operations.
         communication: Parameters and activations that it has gathered at that time.
         other: All else at that time, among it the gradients so far.
     """
@@ -96,7 +97,8 @@ def step_peak(step: Step, batch: AbstractBatch) -> Counter[str]:
         program = step.trace(batch).jaxpr.jaxpr
     on_a_device = [each.params["jaxpr"] for each in equations(program) if each.primitive.name == "shard_map"]
     unrolled = 2 if dict(step.plan.options.xla).get(DOUBLE_BUFFERING) else 1
-    peaks = (peak_of(each, unrolled) for each in on_a_device)
+    has_blocks = isinstance(step.model, BlockModel)
+    peaks = (peak_of(each, unrolled, has_blocks=has_blocks) for each in on_a_device)
     return max(peaks, key=Counter.total, default=Counter())
 
 
@@ -146,8 +148,8 @@ class Value:
 
     Attributes:
         bytes: Its size.
-        kind: "activations" that a loop stacks for a later one, "gradients" that it stacks, "communication" buffers of
-            gathers, or "temporaries".
+        kind: "activations" that a loop stacks for a later one, or without such loops, that backward reads of forward;
+            "gradients" that a loop stacks; "communication" buffers of gathers; or "temporaries".
         last: The position of its last use.
         stored: True if it is in memory, and not only within a fusion.
         moved: True if it has the layout of a gather along a dim inside others.
@@ -176,6 +178,7 @@ class Operation:
         carried: Positions among `reads` of what a loop carries from turn to turn.
         stacked: Results that a loop stacks.
         length: The turns of a loop, if they are known.
+        is_backward: True if it computes gradients, or repeats forward for them.
     """
 
     name: str
@@ -185,6 +188,7 @@ class Operation:
     carried: range = range(0)
     stacked: list[Value] = field(default_factory=list)
     length: int = 1
+    is_backward: bool = False
 
     @property
     def stores(self) -> bool:
@@ -199,27 +203,33 @@ class Operation:
         return dying if self.bodies or not self.stores else []
 
 
-def peak_of(jaxpr: Any, unrolled: int = 1) -> Counter[str]:
+def peak_of(jaxpr: Any, unrolled: int = 1, *, has_blocks: bool = True) -> Counter[str]:
     """Returns the bytes by kind that a program needs at once, without its inputs.
 
     Args:
         jaxpr: The program.
         unrolled: The turns of a loop that the compiler schedules together: 2 with XLA's double buffering.
+        has_blocks: True if activations are what loops over blocks stack; False if they are all that backward reads of
+            forward.
     """
     variables = [*jaxpr.constvars, *jaxpr.invars]
     inputs = [Value(stored=True) for _ in variables]
     for value in inputs:
         value.source = value
     operations: list[Operation] = []
-    peak = _peak(operations, inputs, _inline(jaxpr, inputs, operations), unrolled)
+    peak = _peak(operations, inputs, _inline(jaxpr, inputs, operations), unrolled, has_blocks)
     copies = [_bytes(variable.aval) for variable, value in zip(variables, inputs, strict=True) if value.copied]
     return peak + Counter(communication=sum(copies))
 
 
-def _peak(operations: list[Operation], inputs: list[Value], results: list[Value], unrolled: int) -> Counter[str]:
+def _peak(
+    operations: list[Operation], inputs: list[Value], results: list[Value], unrolled: int, has_blocks: bool
+) -> Counter[str]:
     """Returns the bytes by kind that operations need at once; the bytes of the inputs are of those to overwrite."""
     operations = _join_zeros(operations)
     _find_lifetimes(operations, results)
+    if not has_blocks:
+        _mark_kept(operations)
     live: Counter[str] = Counter()
     peak: Counter[str] = Counter()
     ending: dict[int, list[Value]] = {}
@@ -240,7 +250,7 @@ def _peak(operations: list[Operation], inputs: list[Value], results: list[Value]
         overwritten = operation.overwrites(dying)
         end(overwritten)
         if operation.bodies:
-            during = live + _peak_of_bodies(operation, overwritten, unrolled)
+            during = live + _peak_of_bodies(operation, overwritten, unrolled, has_blocks)
             peak = max(peak, during, key=Counter.total)
         start(operation.writes)
         peak = max(peak, live.copy(), key=Counter.total)
@@ -248,7 +258,7 @@ def _peak(operations: list[Operation], inputs: list[Value], results: list[Value]
     return peak
 
 
-def _peak_of_bodies(operation: Operation, overwritten: list[Value], unrolled: int) -> Counter[str]:
+def _peak_of_bodies(operation: Operation, overwritten: list[Value], unrolled: int, has_blocks: bool) -> Counter[str]:
     """Returns the bytes while an operation runs its programs: those of the largest, and what it stacks meanwhile."""
     peak: Counter[str] = Counter()
     for jaxpr, first in operation.bodies:
@@ -261,7 +271,7 @@ def _peak_of_bodies(operation: Operation, overwritten: list[Value], unrolled: in
             operations, results = _turns(operation, jaxpr, inputs, min(unrolled, operation.length))
         else:
             results = _inline(jaxpr, inputs, operations)
-        peak = max(peak, _peak(operations, inputs, results, unrolled), key=Counter.total)
+        peak = max(peak, _peak(operations, inputs, results, unrolled, has_blocks), key=Counter.total)
     for value in operation.stacked:
         peak[value.kind] += value.bytes
     if operation.name == "scan" and operation.length > unrolled > 1:
@@ -327,7 +337,7 @@ def _late(operations: list[Operation], carried: list[Value]) -> set[Operation]:
     return late
 
 
-def _inline(jaxpr: Any, inputs: Sequence[Value], operations: list[Operation]) -> list[Value]:
+def _inline(jaxpr: Any, inputs: Sequence[Value], operations: list[Operation], is_backward: bool = False) -> list[Value]:
     """Appends the operations of a program, and returns its results."""
     values: dict[Any, Value] = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
 
@@ -339,10 +349,11 @@ def _inline(jaxpr: Any, inputs: Sequence[Value], operations: list[Operation]) ->
         reads = [read(variable) for variable in equation.invars]
         if len(bodies) == 1 and name not in BODIES:
             constants = [Value(stored=True) for _ in bodies[0].constvars]
-            results = _inline(bodies[0], [*constants, *reads[len(reads) - len(bodies[0].invars) :]], operations)
+            arguments = [*constants, *reads[len(reads) - len(bodies[0].invars) :]]
+            results = _inline(bodies[0], arguments, operations, is_backward or _is_backward(equation))
         elif name in SAME:
             results = reads[: len(equation.outvars)]
-            operations.append(Operation(name, reads, []))
+            operations.append(Operation(name, reads, [], is_backward=is_backward or _is_backward(equation)))
         else:
             kind = "communication" if name in GATHERS else "temporaries"
             moved = _gathers_inside(equation) or (name not in STORED and any(one.moved for one in reads))
@@ -353,8 +364,14 @@ def _inline(jaxpr: Any, inputs: Sequence[Value], operations: list[Operation]) ->
             elif _gathers_inside(equation) and reads[0].source:
                 reads[0].source.copied = True
             operations.append(_operation(equation, reads, results, bodies))
+            operations[-1].is_backward = is_backward or _is_backward(equation)
         values.update(zip(equation.outvars, results, strict=True))
     return [read(variable) for variable in jaxpr.outvars]
+
+
+def _is_backward(equation: Any) -> bool:
+    """Returns whether autodiff made an operation by transposing forward."""
+    return "transpose(" in str(equation.source_info.name_stack)
 
 
 def _gathers_inside(equation: Any) -> bool:
@@ -403,3 +420,14 @@ def _find_lifetimes(operations: list[Operation], results: list[Value]) -> None:
             value.last = max(value.last, position)
         for value in operation.stacked:
             value.kind = "activations" if value.last < len(operations) else "gradients"
+
+
+def _mark_kept(operations: list[Operation]) -> None:
+    """Marks as activations what backward reads of forward."""
+    for operation in operations:
+        if operation.is_backward:
+            continue
+        for value in operation.writes:
+            is_computed = value.kind == "temporaries" and value.source is None
+            if is_computed and value.last < len(operations) and operations[value.last].is_backward:
+                value.kind = "activations"

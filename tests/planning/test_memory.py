@@ -42,6 +42,71 @@ def test_values_are_in_memory_from_their_operation_to_their_last_use(function, a
     assert peak["activations"] == (5 * SIZE if function is stacked else 0)
 
 
+HEADS, HEAD, WIDTH, LENGTH = 2, 3, 6, 7
+
+
+def mlp(params, x):
+    first, second, last = params
+    return jnp.tanh(jnp.tanh(x @ first) @ second) @ last
+
+
+def conv_net(params, x):
+    first, second, head = params
+    x = jax.nn.relu(lax.conv_general_dilated(x, first, (1, 1), "SAME"))
+    x = jax.nn.relu(lax.conv_general_dilated(x, second, (2, 2), "SAME"))
+    return x.mean((2, 3)) @ head
+
+
+def scanned(params, x):
+    return lax.scan(lambda x, w: (jnp.sin(x @ w), None), x, params)[0]
+
+
+def attention(params, x):
+    query, key, value, out = params
+    heads = [(x @ matrix).reshape(*x.shape[:2], HEADS, HEAD) for matrix in (query, key, value)]
+    return jax.nn.dot_product_attention(*heads).reshape(x.shape) @ out
+
+
+def two_recomputed(params, x):
+    block = jax.checkpoint(attention)
+    return block(params[1], block(params[0], x))
+
+
+ROWS = 50
+MATRICES = [(WIDTH, WIDTH)] * 4
+RESIDUAL = ROWS * LENGTH * WIDTH
+SCORES = ROWS * HEADS * LENGTH * LENGTH
+STATISTICS = ROWS * HEADS * LENGTH
+KEPT = {
+    "the results of two tanh": (mlp, [(6, 8), (8, 7), (7, 3)], (ROWS, 6), ROWS * (8 + 7)),
+    "a convolution, its relu, a convolution, and the mean of its relu": (
+        conv_net,
+        [(4, 1, 3, 3), (6, 4, 3, 3), (6, 10)],
+        (ROWS, 1, 8, 8),
+        ROWS * (2 * 4 * 8 * 8 + 6 * 4 * 4 + 6),
+    ),
+    "the input and the cosine of each turn": (scanned, (9, 6, 6), (ROWS, 6), 9 * 2 * ROWS * 6),
+    "three inputs of attention, the scores before and after softmax, their maxima and sums": (
+        attention,
+        MATRICES,
+        (ROWS, LENGTH, WIDTH),
+        3 * RESIDUAL + 2 * SCORES + 2 * STATISTICS,
+    ),
+    "the input of the second block": (two_recomputed, [MATRICES] * 2, (ROWS, LENGTH, WIDTH), RESIDUAL),
+}
+
+
+@pytest.mark.parametrize("what", KEPT)
+def test_models_without_blocks_keep_what_backward_reads_of_forward(what):
+    function, params, rows, elements = KEPT[what]
+    arrays = [
+        jax.tree.map(jnp.zeros, shapes, is_leaf=lambda shape: isinstance(shape, tuple)) for shapes in (params, rows)
+    ]
+    program = jax.make_jaxpr(jax.grad(lambda params, x: jnp.sum(function(params, x))))(*arrays).jaxpr
+    assert peak_of(program, has_blocks=False)["activations"] == 4 * elements
+    assert peak_of(program, has_blocks=False).total() == peak_of(program).total()
+
+
 def test_stacks_that_a_program_returns_are_gradients():
     peak = peak_of(jax.make_jaxpr(lambda x: lax.scan(lambda carry, _: (carry, carry @ x), x, length=5)[1])(X).jaxpr)
     assert (peak["gradients"], peak["activations"]) == (5 * SIZE, 0)

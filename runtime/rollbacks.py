@@ -168,13 +168,14 @@ def batches_after(start: int, built: Built, left_out: Collection[int] = ()) -> A
         left_out: Numbers of the skipped batches.
     """
     config = built.config
+    remaining = max(0, config.train.steps - start)  # a config may ask for fewer steps than are done
     return train_batches(
         built.splits.train,
         built.layouts.batch_sharding(),
         global_batch=config.train.global_batch,
         seed=config.run.seed,
         start_step=start,
-        num_steps=config.train.steps - start,
+        num_steps=remaining,
         shuffle=config.data.shuffle,
         prefetch=config.data.prefetch,
         threads=config.data.threads,

@@ -113,6 +113,17 @@ def test_the_folder_of_a_run_goes_on_wherever_it_was_moved(tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_a_run_that_has_done_more_steps_than_the_config_asks_for_is_only_reported(tmp_path, cli):
+    config = write_config(tmp_path, optimizer=CONSTANT)
+    train(config, "train.steps=4")
+    (tmp_path / "run" / "report.json").unlink()
+    said = cli(0, "train", config, "train.steps=2").out
+    assert "after 4 steps." in said
+    assert f"Wrote {tmp_path / 'run' / 'report.html'}" in said
+    assert [*losses(tmp_path / "run")] == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy", ["{data: 8}", "{fsdp: {size: 8, floor_bytes: 64}}", "{fsdp: {size: 2, floor_bytes: 64}, data: -1}"]
 )

@@ -152,7 +152,7 @@ def test_mlflow_contains_the_metrics_and_the_config(tmp_path):
     milliseconds = (folder / "metrics" / "loss").read_text().split()[0]
     assert abs(float(milliseconds) / 1000 - time.time()) < 3600
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    names = {name for record in records for name in record} - {"step"}
+    names = {name for record in records for name in record} - {"step", "run"}
     assert {path.name for path in (folder / "metrics").iterdir()} == names
     for name in names:
         expected = [(record[name], record["step"]) for record in records if name in record]

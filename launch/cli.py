@@ -11,6 +11,7 @@ from ..training.stopping.interrupts import ends_on_signals
 from .commands import checkpoint_commands, completion, model_commands, report, run_commands, schedule
 from .commands.command import Command, Print
 from .console import check_address_space, open_console
+from .supervision.lifetime import bind_to_launcher
 
 DESCRIPTION = """
 Distributed training for JAX: write a loss for one device, describe the mesh in
@@ -156,6 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code; see mesh/exit_codes.py.
     """
+    bind_to_launcher()
     with open_console(), ExitStack() as stack:
         try:
             try:

@@ -11,7 +11,8 @@ from .launchers import LaunchJob, LaunchRequest, invalid_target, shell_line
 from .startup.variables import without_job_variables
 from .startup.worker import job_environment
 from .supervision.attempts import Attempt, run_attempts
-from .supervision.workers import BOUND_VARIABLE, Start, free_port
+from .supervision.lifetime import BOUND_VARIABLE, bound_to
+from .supervision.workers import Start, free_port
 
 MAX_PROCESSES, MAX_DEVICES = 256, 4096
 
@@ -76,6 +77,6 @@ def launch(request: LaunchRequest, target: LocalTarget) -> int:
 
 def worker_environment(address: str, target: LocalTarget, rank: int) -> dict[str, str]:
     """Returns the environment of one process; its output is not buffered, and it ends when this process ends."""
-    own = {"PYTHONUNBUFFERED": "1", **RELAYED, BOUND_VARIABLE: str(os.getpid())}
+    own = {"PYTHONUNBUFFERED": "1", **RELAYED, BOUND_VARIABLE: bound_to(os.getpid())}
     job = job_environment(address, target.num_processes, rank, simulate=target.devices)
     return without_job_variables(os.environ) | job | own

@@ -22,8 +22,9 @@ from .launchers import LaunchJob, LaunchRequest, invalid_target, shell_line
 from .startup.variables import without_job_variables
 from .supervision.attempts import Attempt, NotNow, run_attempts
 from .supervision.blame import Exit, Outcome
+from .supervision.lifetime import BOUND_VARIABLE, PARENT_ONLY, bound_to
 from .supervision.output import TaggedOutput
-from .supervision.workers import BOUND_VARIABLE, Start, free_port
+from .supervision.workers import Start, free_port
 
 FORWARDED = ("SPMDKIT_", "JAX_", "XLA_", "NCCL_", "TF_CPP_", "PYTHON")
 """Prefixes of the variables that processes on other hosts get too."""
@@ -55,7 +56,8 @@ def parse(given: str) -> str:
 def describe(request: LaunchRequest, hostfile: str) -> str:
     """Returns the command line of mpirun; PORT stands for a free port, chosen anew for every attempt."""
     job = _load(request, hostfile)
-    variables = _variables(job.launch.environment, find_coordinator(job.launch.nodes, hostfile, "PORT"))
+    coordinator = find_coordinator(job.launch.nodes, hostfile, "PORT")
+    variables = _variables(job.launch.environment, coordinator, PARENT_ONLY)
     return shell_line(_mpirun(job, hostfile, without_job_variables(os.environ) | variables, request.fresh), variables)
 
 
@@ -77,13 +79,13 @@ def launch(request: LaunchRequest, hostfile: str) -> int:
 
     def attempt(fresh: bool) -> Attempt:
         coordinator = find_coordinator(job.launch.nodes, hostfile, str(free_port()))
-        environment = (
-            without_job_variables(os.environ) | resolve(_variables(job.launch.environment, coordinator)) | RELAYED
-        )
+        variables = _variables(job.launch.environment, coordinator, bound_to(os.getpid()))
+        environment = without_job_variables(os.environ) | resolve(variables) | RELAYED
         output = TaggedOutput(Path(job.run_dir) / "logs", count, "mpirun")
         text = f"mpirun with {counted(count, 'process', 'processes')}"
         text += f", coordinator {coordinator}" if coordinator else ""
-        start = Start(_mpirun(job, hostfile, environment, fresh), environment, signals=SIGNALS, relay=output)
+        command = _mpirun(job, hostfile, environment, fresh)
+        start = Start(command, environment, signals=SIGNALS, relay=output, is_rank=False)
         return Attempt([start], text, lambda ended: find_outcome(ended, output))
 
     return run_attempts(job, attempt)
@@ -145,10 +147,16 @@ def _mpirun(job: LaunchJob, hostfile: str, environment: Mapping[str, str | None]
     return job.run_setup(command)
 
 
-def _variables(own: Mapping[str, str | None], coordinator: str) -> dict[str, str | None]:
-    """Returns the additional variables of mpirun; it sets rank and count itself."""
+def _variables(own: Mapping[str, str | None], coordinator: str, bound: str) -> dict[str, str | None]:
+    """Returns the additional variables of mpirun; it sets rank and count itself.
+
+    Args:
+        own: The variables of `launch.environment`.
+        coordinator: The address of process 0, or "".
+        bound: The value of BOUND_VARIABLE.
+    """
     given = {"SPMDKIT_JOB_ADDRESSES": coordinator} if coordinator else {}
-    return {**given, **OUTPUT, BOUND_VARIABLE: "1", **own}
+    return {**given, **OUTPUT, BOUND_VARIABLE: bound, **own}
 
 
 def find_coordinator(nodes: int, hostfile: str, port: str) -> str:

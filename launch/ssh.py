@@ -121,6 +121,7 @@ def build_start(job: LaunchJob, hosts: Hosts, slot: Slot, port: int, identity: s
     return Start(
         [sys.executable, "-I", "-S", client.__file__, slot.host.name, *ssh],
         {**os.environ, client.VARIABLE: json.dumps(task)},
+        is_rank=False,
     )
 
 

@@ -36,6 +36,8 @@ LOST = re.compile(
 )
 UNHEALTHY = re.compile(r"stopped sending heartbeats\):((?:[\s,]*(?:/job:\w+(?:/replica:\d+)?/task:)?\d+(?=[\s,]|$))*)")
 
+UNANSWERED_HEARTBEAT = re.compile(r"DEADLINE_EXCEEDED[^\n]*\s+RPC: /xla\.coordination\.CoordinationService/Heartbeat")
+
 
 def reports_lost_peer(text: str) -> bool:
     """Returns True if the output or error message of a process reports that it lost another process."""
@@ -46,6 +48,11 @@ def ranks_without_heartbeat(text: str) -> list[int]:
     """Returns the ranks without heartbeats that JAX's coordination service lists in the output of a process."""
     found = UNHEALTHY.search(text)
     return [int(rank) for rank in re.findall(r"\d+(?=[\s,]|$)", found[1])] if found else []
+
+
+def reports_silent_coordinator(text: str) -> bool:
+    """Returns True if a process ended because rank 0 did not answer its heartbeats, though nothing refused them."""
+    return UNANSWERED_HEARTBEAT.search(text) is not None
 
 
 MACHINE_ERRORS = {"ENOSPC", "EDQUOT", "EIO", "EROFS", "ESTALE", "ENOMEM", "EMFILE", "ENFILE", "EADDRINUSE", "ETIMEDOUT"}

@@ -87,10 +87,8 @@ def train(arguments: argparse.Namespace) -> int:
     from ...runtime.train import train as run
     from ..console import ignore_output_errors
     from ..startup.worker import announces_errors, count_processes, count_simulated, joins_processes
-    from ..supervision.workers import bind_to_parent
 
     ignore_output_errors()
-    bind_to_parent()
     with announces_errors():
         processes, simulate = count_processes(), count_simulated()
         config = load_config(arguments.config, arguments.overrides, num_processes=processes, simulate=simulate)
@@ -222,11 +220,10 @@ def plan(arguments: argparse.Namespace) -> int:
       spmdkit plan llama3_70b --target h100:8x8 --search --write best.yaml
     """
     from ...planning.separate_process import INSIDE, run_apart
-    from ..supervision.workers import BOUND_VARIABLE, bind_to_parent
+    from ..supervision.lifetime import BOUND_VARIABLE, bound_to
 
     if arguments.is_own_process and INSIDE not in os.environ:
-        return run_apart(sys.argv[1:], {BOUND_VARIABLE: str(os.getpid())})
-    bind_to_parent()
+        return run_apart(sys.argv[1:], {BOUND_VARIABLE: bound_to(os.getpid())})
     from ...configs import load_config
     from ...mesh.errors import UserError
     from ...mesh.targets import parse_target
@@ -241,7 +238,7 @@ def plan(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config, arguments.overrides, sizes=False)
     found, ranked = None, []
     if arguments.search:
-        found = search(config, arguments.target, environment={BOUND_VARIABLE: str(os.getpid())}, **given)
+        found = search(config, arguments.target, environment={BOUND_VARIABLE: bound_to(os.getpid())}, **given)
         config, ranked = found.config, found.to_json()["ranked"]
     draws = bool(arguments.trace or arguments.html)
     if found is None or draws:

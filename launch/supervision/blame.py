@@ -8,19 +8,22 @@ If one process dies, the others follow within moments, each with its own error. 
     agreed     all processes ended together because of one of them: a signal, or different bits on its device
 
 The cause is the first exit of the kind "own". If there is none, it is a process that ended with code 0 while the others
-still needed it, one that is stopped (SIGSTOP), or the one that a witness names. A symptom and a process named by a
-witness may succeed another time: the exit code is then 75, whatever code the process itself gave.
+still needed it, one that is stopped (SIGSTOP) or frozen, the network if two processes ran and did not hear from each
+other, or the one that a witness names. A symptom and a process named by a witness may succeed another time: the exit
+code is then 75, whatever code the process itself gave.
 """
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
 from ...mesh.exit_codes import FINISHED, TRY_AGAIN
-from ...mesh.known_causes import ranks_without_heartbeat, reports_lost_peer
+from ...mesh.known_causes import ranks_without_heartbeat, reports_lost_peer, reports_silent_coordinator
 from .output import last_words, log_file
+from .process_state import RUNS
 
 MAX_SIGNAL = 64
 MAX_NAMED_RANKS = 8
@@ -76,18 +79,18 @@ class Outcome(NamedTuple):
         exits: The exits in order.
         signal: The signal that ended the launcher, or None.
         tails: The last lines of each rank: from its stderr, or from its stdout if that is empty.
-        halted: The ranks that were stopped (SIGSTOP) when the first process ended.
+        states: The states of the ranks that still existed when the first process ended, if they are visible from here.
     """
 
     exits: tuple[Exit, ...]
     signal: signal.Signals | None
     tails: tuple[list[str], ...]
-    halted: tuple[int, ...] = ()
+    states: Mapping[int, str] = {}
 
     @property
     def cause(self) -> Cause | None:
         """The cause; None if the run finished, or a signal ended the launcher."""
-        return find_cause(self.exits, self.tails, self.halted, was_asked=self.signal is not None)
+        return find_cause(self.exits, self.tails, self.states, was_asked=self.signal is not None)
 
     @property
     def exit_code(self) -> int:
@@ -97,15 +100,57 @@ class Outcome(NamedTuple):
         return FINISHED if self.signal is None else TRY_AGAIN
 
 
+class Complaint(Enum):
+    """The complaint of a process about others."""
+
+    BLOCKS = "is behind, or did not come"
+    SILENT = "no longer publishes its progress"
+    NO_HEARTBEAT = "sends no heartbeats"
+    NO_ANSWER = "does not answer"
+
+
+class Testimony(NamedTuple):
+    """The ranks that a process names in its error, because it waited for them.
+
+    Attributes:
+        witness: The process that names them.
+        ranks: The named ranks.
+        complaint: The complaint about them.
+    """
+
+    witness: int
+    ranks: tuple[int, ...]
+    complaint: Complaint
+
+    def explain(self, states: Mapping[int, str]) -> str:
+        """Returns the possible causes, beginning with ": ", or "".
+
+        Args:
+            states: The states of the ranks, if they are visible from here.
+        """
+        if self.complaint is Complaint.BLOCKS:
+            return ""
+        runs = all(states.get(rank) == RUNS for rank in self.ranks)
+        if runs and self.complaint is Complaint.SILENT:
+            return ": its process runs, so Python's lock is held there, or the network loses its messages"
+        if self.complaint is Complaint.NO_ANSWER:
+            return f": it is stopped, frozen or dead, or the network between it and rank {self.witness} fails"
+        return f": it {self.complaint.value}, so it is stopped, frozen, dead, or cut off from the network"
+
+
 def find_cause(
-    exits: Sequence[Exit], tails: Sequence[Sequence[str]], halted: Sequence[int] = (), *, was_asked: bool = False
+    exits: Sequence[Exit],
+    tails: Sequence[Sequence[str]],
+    states: Mapping[int, str] = {},
+    *,
+    was_asked: bool = False,
 ) -> Cause | None:
     """Finds the cause of a run's end.
 
     Args:
         exits: The exits in order.
         tails: The last lines of each rank.
-        halted: The ranks that were stopped (SIGSTOP) when the first process ended.
+        states: The states of the ranks that still existed when the first process ended, if they are visible from here.
         was_asked: If a signal asked the launcher to end, which explains the exits after it.
 
     Returns:
@@ -123,15 +168,17 @@ def find_cause(
     early = next((end.rank for end in exits if end.code == FINISHED and not end.stopped), None)
     if early is not None:
         return Cause(early, "ended with code 0 before the others finished", TRY_AGAIN, early)
+    halted = [rank for rank, state in states.items() if state != RUNS]
     if halted:
         witness = failed[0].rank if failed else halted[0]
-        return Cause(halted[0], "stopped (SIGSTOP), which blocked the others", TRY_AGAIN, witness)
-    if named := _find_named(failed, tails):
+        return Cause(halted[0], f"{states[halted[0]]}, which blocked the others", TRY_AGAIN, witness)
+    if named := _find_named(failed, tails, states):
         return named
     if not failed:
         return None
-    first = failed[0]  # all lost each other, as when a network fails
-    return Cause(first.rank, f"{describe_end(first.code)}, because it lost the others", TRY_AGAIN, first.rank)
+    first = failed[0]
+    how = f"{describe_end(first.code)}, because it lost the others, as if the network between them had failed"
+    return Cause(first.rank, how, TRY_AGAIN, first.rank)
 
 
 def describe_end(code: int) -> str:
@@ -159,7 +206,9 @@ def has_lost_peer(end: Exit, tail: Sequence[str]) -> bool:
 
 def _is_symptom(end: Exit, tail: Sequence[str]) -> bool:
     text = _error_text(end, tail)
-    return has_lost_peer(end, tail) or bool(end.code == TRY_AGAIN and (_named_ranks(text) or UNDETERMINED.search(text)))
+    return has_lost_peer(end, tail) or bool(
+        end.code == TRY_AGAIN and (_read_testimony(end, tail) or UNDETERMINED.search(text))
+    )
 
 
 def _was_aborted(code: int) -> bool:
@@ -171,10 +220,24 @@ def _error_text(end: Exit, tail: Sequence[str]) -> str:
     return "\n".join(tail if _was_aborted(end.code) else last_words(list(tail), ALL_LINES, ALL_LINES))
 
 
-def _named_ranks(text: str) -> list[int]:
-    """Returns the ranks that a watchdog, the rendezvous, or JAX's coordination service names."""
+def _read_testimony(end: Exit, tail: Sequence[str]) -> Testimony | None:
+    """Returns the ranks that a watchdog, the rendezvous, or JAX's coordination service names, if any."""
+    text = _error_text(end, tail)
     found = WITNESS.search(text)
-    return _parse_ranks(found.group(1) or found.group(2)) if found else ranks_without_heartbeat(text)
+    if found:
+        line = text[found.start() :].partition("\n")[0]
+        named = tuple(_parse_ranks(found.group(1) or found.group(2)))
+        if "no longer answer" in line:
+            return Testimony(end.rank, named, Complaint.SILENT)
+        if "does not answer" in line:
+            return Testimony(end.rank, named, Complaint.NO_ANSWER)
+        return Testimony(end.rank, named, Complaint.BLOCKS)
+    without_heartbeat = ranks_without_heartbeat(text)
+    if without_heartbeat:
+        return Testimony(end.rank, tuple(without_heartbeat), Complaint.NO_HEARTBEAT)
+    if end.rank != 0 and reports_silent_coordinator(text):
+        return Testimony(end.rank, (0,), Complaint.NO_ANSWER)
+    return None
 
 
 def _parse_ranks(text: str) -> list[int]:
@@ -183,19 +246,67 @@ def _parse_ranks(text: str) -> list[int]:
     return list(range(numbers[0], numbers[-1] + 1)) if " to " in text else numbers
 
 
-def _find_named(failed: Sequence[Exit], tails: Sequence[Sequence[str]]) -> Cause | None:
+def _find_named(failed: Sequence[Exit], tails: Sequence[Sequence[str]], states: Mapping[int, str]) -> Cause | None:
     """Returns the rank that a witness names; its own output is the best if it ended on its own."""
     ended = [end.rank for end in failed]
+    testimonies = [testimony for end in failed if (testimony := _read_testimony(end, tails[end.rank]))]
+    separated = _find_separated(testimonies, len(tails), states)
+    if separated:
+        return separated
     for end in failed:
-        text = _error_text(end, tails[end.rank])
-        if named := [rank for rank in _named_ranks(text) if rank < len(tails)]:
+        testimony = _read_testimony(end, tails[end.rank])
+        named = [rank for rank in testimony.ranks if rank < len(tails)] if testimony else []
+        if testimony and named:
             witness = next((rank for rank in named if rank in ended), end.rank)
-            return Cause(named[0], f"blocked the others, according to rank {end.rank}", TRY_AGAIN, witness)
-        if found := UNDETERMINED.search(text):
+            how = f"blocked the others, according to rank {end.rank}{testimony.explain(states)}"
+            return Cause(named[0], how, TRY_AGAIN, witness)
+        if found := UNDETERMINED.search(_error_text(end, tails[end.rank])):
             candidates = [rank for group in re.findall(RANKS, found.group(1)) for rank in _parse_ranks(group)]
             how = f"they wait for each other in different places: {found.group(1).partition(' See the stacks')[0]}"
             return Cause(min(candidates), how.rstrip("."), TRY_AGAIN, end.rank, tuple(sorted(candidates)))
     return None
+
+
+def _find_separated(testimonies: Sequence[Testimony], count: int, states: Mapping[int, str]) -> Cause | None:
+    """Returns the ranks that the network separated from rank 0: both ran, but did not hear from each other.
+
+    Rank 0 stores the notes of all ranks and receives their heartbeats. If it heard from none of several others, it is
+    the one that is cut off. If nobody reports from whom it heard, either end may be at fault.
+
+    Args:
+        testimonies: The testimonies of all ranks that ended on their own.
+        count: The number of ranks.
+        states: The states of the ranks that still existed then.
+    """
+    silent: set[int] = set()
+    lost: set[int] = set()
+    for testimony in testimonies:
+        if testimony.complaint in (Complaint.SILENT, Complaint.NO_HEARTBEAT):
+            silent.update(testimony.ranks)
+        if testimony.complaint is Complaint.NO_HEARTBEAT:
+            lost.update(rank for rank in testimony.ranks if states.get(rank) == RUNS)
+    for testimony in testimonies:
+        if testimony.complaint is not Complaint.NO_ANSWER or testimony.ranks != (0,):
+            continue
+        if testimony.witness in silent or states.get(0) == RUNS:
+            lost.add(testimony.witness)
+    lost = {rank for rank in lost if 0 < rank < count}
+    if not lost:
+        return None
+    witness = testimonies[0].witness
+    heard = set(range(1, count)) - silent - lost
+    if count > 2 and not heard:
+        candidates = [0]
+    elif silent and heard:
+        candidates = sorted(lost)
+    else:
+        candidates = [0, *sorted(lost)]
+    if len(candidates) == 1:
+        others = "the others" if candidates == [0] else "rank 0"
+        how = f"the network lost its messages to and from {others}, though the processes ran"
+        return Cause(candidates[0], how, TRY_AGAIN, witness)
+    how = "the network between them lost their messages, though the processes ran"
+    return Cause(candidates[0], how, TRY_AGAIN, witness, tuple(candidates))
 
 
 def _find_agreed(own: Exit, failed: Sequence[Exit], tails: Sequence[Sequence[str]]) -> Cause | None:

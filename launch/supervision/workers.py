@@ -5,7 +5,6 @@ process. Here, a process that fails is detected at once, and the others, which c
 seconds. Each process leads its own process group, so that a signal reaches everything that it has started.
 """
 
-import ctypes
 import os
 import signal
 import socket
@@ -22,9 +21,9 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from ...mesh.exit_codes import DIVERGED, FINISHED, INVALID_INPUT
-from ...runtime.ownership import read_stat
 from .blame import Exit, Outcome, was_killed
 from .output import MAX_TAIL_LINES, Log, MutableWriter, log_file, relay
+from .process_state import read_state
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """The signals that end the launcher; they are passed on to the workers."""
@@ -40,9 +39,6 @@ KILL_SECONDS = 10.0
 """The time to wait for the end of killed processes; only a broken disk or driver takes longer."""
 READ_SECONDS = 2.0
 """The time to wait for the last output of processes that have ended."""
-BOUND_VARIABLE = "SPMDKIT_BOUND"
-"""Its value is 1, or the id of the expected parent, because the parent may have ended before `bind_to_parent` runs."""
-PR_SET_PDEATHSIG = 1
 GUARD = """
 import os, signal, sys
 for group in [int(line) for line in sys.stdin]:
@@ -65,12 +61,14 @@ class Start(NamedTuple):
         environment: The whole environment.
         signals: Signals that are replaced by others when they are passed on.
         relay: Copies the output; has the arguments of `output.relay`.
+        is_rank: If this process is the rank itself, so that its state is that of the rank.
     """
 
     command: Sequence[str]
     environment: Mapping[str, str]
     signals: Mapping[signal.Signals, signal.Signals] = {}
     relay: Callable[..., None] = relay
+    is_rank: bool = True
 
 
 class Worker(NamedTuple):
@@ -84,6 +82,7 @@ class Worker(NamedTuple):
     threads: tuple[threading.Thread, ...]
     signals: Mapping[signal.Signals, signal.Signals]
     writers: tuple[MutableWriter, MutableWriter]
+    is_rank: bool
 
 
 class Stage(IntEnum):
@@ -125,22 +124,22 @@ def run_processes(starts: Sequence[Start], logs: Path, *, stop: float = GRACE_SE
             for rank, start in enumerate(starts):
                 workers.append(start_worker(rank, start, logs, guard))
                 watch(workers[-1], events)
-            exits, received, halted = _supervise(workers, events, stop)
+            exits, received, states = _supervise(workers, events, stop)
         finally:
             send(workers, signal.SIGKILL)  # also to children that workers left behind
             guard.kill()  # before its pipe closes: the system may reuse the process ids
             finish_reading(workers)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-    return Outcome(tuple(exits), received, tuple(list(each.err or each.out) for each in workers), tuple(halted))
+    return Outcome(tuple(exits), received, tuple(list(each.err or each.out) for each in workers), states)
 
 
 def _supervise(
     workers: Sequence[Worker], events: SimpleQueue, stop: float
-) -> tuple[list[Exit], signal.Signals | None, list[int]]:
+) -> tuple[list[Exit], signal.Signals | None, dict[int, str]]:
     """Waits until all processes have ended, on their own or because one failed or a signal came."""
     exits: list[Exit] = []
-    halted: list[int] = []
+    states: dict[int, str] = {}
     received: signal.Signals | None = None
     stage, deadline = Stage.RUNNING, None
     while len(exits) < len(workers) and stage is not Stage.GIVEN_UP:
@@ -156,7 +155,7 @@ def _supervise(
         if wanted <= stage:
             continue
         if stage < Stage.SETTLING:
-            halted = halted_ranks(workers)
+            states = read_states(workers)
         stage = wanted
         if stage is Stage.ASKED:
             if received is None and any(end.code != FINISHED for end in exits):
@@ -171,7 +170,7 @@ def _supervise(
             Stage.KILLED: KILL_SECONDS,
         }
         deadline = time.monotonic() + seconds.get(stage, 0.0)
-    return exits, received, halted
+    return exits, received, states
 
 
 def _stage_after(code: int, stage: Stage) -> Stage:
@@ -219,7 +218,7 @@ def start_worker(rank: int, start: Start, logs: Path, guard: subprocess.Popen[by
     )
     for thread in threads:
         thread.start()
-    return Worker(rank, process, out, err, log, threads, start.signals, writers)
+    return Worker(rank, process, out, err, log, threads, start.signals, writers, start.is_rank)
 
 
 def watch(worker: Worker, events: SimpleQueue) -> None:
@@ -245,9 +244,10 @@ def send(workers: Sequence[Worker], number: signal.Signals) -> None:
             os.killpg(worker.process.pid, worker.signals.get(number, number))
 
 
-def halted_ranks(workers: Sequence[Worker]) -> list[int]:
-    """Returns the ranks that are stopped (SIGSTOP); on Linux only."""
-    return [worker.rank for worker in workers if read_stat(worker.process.pid)[:1] == ["T"]]
+def read_states(workers: Sequence[Worker]) -> dict[int, str]:
+    """Returns the state of each rank that has not ended; on Linux only."""
+    states = {worker.rank: read_state(worker.process.pid) for worker in workers if worker.is_rank}
+    return {rank: state for rank, state in states.items() if state}
 
 
 def finish_reading(workers: Sequence[Worker]) -> None:
@@ -258,25 +258,6 @@ def finish_reading(workers: Sequence[Worker]) -> None:
             thread.join(max(0.0, deadline - time.monotonic()))
         if not any(thread.is_alive() for thread in worker.threads):
             worker.log.close()
-
-
-def bind_to_parent() -> bool:
-    """Asks the kernel to kill this process when its parent ends, if SPMDKIT_BOUND says so; on Linux only.
-
-    mpirun that is killed leaves its ranks running, and a launcher that is killed between starting a process and
-    reporting it to the guard leaves that one. The variable is removed from the environment: it does not apply to
-    processes that this one starts.
-
-    Returns:
-        Whether the kernel will kill it.
-    """
-    parent = os.environ.pop(BOUND_VARIABLE, "0")
-    if parent == "0" or not sys.platform.startswith("linux"):
-        return False
-    is_bound = ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0
-    if parent not in ("1", str(os.getppid())):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return is_bound
 
 
 def free_port() -> int:

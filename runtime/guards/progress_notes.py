@@ -30,6 +30,7 @@ class Note(NamedTuple):
         seconds: The time in this phase.
         done: Completed parts of the phase: batches of an evaluation.
         at: The current function and its file; "" if unknown.
+        is_free: True if this is the user's code and its devices have computed everything, so that it waits for nobody.
     """
 
     step: int
@@ -37,6 +38,7 @@ class Note(NamedTuple):
     seconds: float
     done: int = 0
     at: str = ""
+    is_free: bool = False
 
     def __str__(self) -> str:
         part = f" after {self.done} batch{'' if self.done == 1 else 'es'}" if self.done else ""
@@ -92,9 +94,10 @@ def verdict(notes: Sequence[Note | None], silent: Sequence[int], seconds: float,
         return f"{prefix}: {notes[0]}. The stacks of all threads are above. {AGAIN}"
     if silent:
         last = f"at {notes[silent[0]]}" if notes[silent[0]] else "before its first step"
+        s = "s" if len(silent) == 1 else ""
         return (
-            f"{prefix}: {ranks(silent)} {last}, no longer answer{'s' if len(silent) == 1 else ''}: stopped, dead, or "
-            f"Python's lock is held there. {_others(notes, silent)} {AGAIN}"
+            f"{prefix}: {ranks(silent)} {last}, no longer answer{s}: stopped, frozen, dead, cut off from the "
+            f"network, or Python's lock is held there. {_others(notes, silent)} {AGAIN}"
         )
     present = {rank: note for rank, note in enumerate(notes) if note is not None}
     first = min(note.place for note in present.values())
@@ -114,24 +117,31 @@ def without_service(now: Note, rank: int, seconds: float, key: str) -> str:
         key: The key of the config that sets it.
     """
     return (
-        f"No progress for more than {seconds:.0f} s ({key}): rank 0 does not answer: it is stopped, or its host cannot "
-        f"be reached. Rank {rank} waits at {now}. {AGAIN}"
+        f"No progress for more than {seconds:.0f} s ({key}): rank 0 does not answer: it is stopped or frozen, or the "
+        f"network between it and rank {rank} fails. Rank {rank} waits at {now}. {AGAIN}"
     )
 
 
 def _in_one_phase(notes: dict[int, Note]) -> str:
     """Distinguishes ranks that are at the same step and phase, or that all wait for their devices.
 
-    If fewer than half are in one place, and all others in another, these few block the run. If two ranks differ, either
-    can be the one that skipped a collective.
+    Ranks in the user's code whose devices have nothing to do block the others. Otherwise, if fewer than half are in one
+    place, and all others in another, these few block the run. If two ranks differ, either can be the one that skipped a
+    collective.
     """
+    free = [rank for rank, note in notes.items() if note.is_free]
+    if 0 < len(free) < len(notes):
+        return f"{ranks(free)} at {notes[free[0]]}{_in(notes[free[0]])}. {_others(list(notes.values()), free)}"
     in_step = len({note.place for note in notes.values()}) == 1
     groups: dict[object, list[int]] = {}
     for rank, note in notes.items():
         groups.setdefault(note.at if in_step else (note.place, note.at), []).append(rank)
     everybody = f"all ranks are at {notes[0]}" if in_step else "all ranks wait for their devices"
     if len(groups) == 1:
-        return f"{everybody}{_in(notes[0])}: see the stacks in their logs."
+        return (
+            f"{everybody}{_in(notes[0])}: see the stacks in their logs. If they are in the same collective, "
+            "the network between two of them loses messages, or a device hangs."
+        )
     few, *others = sorted(groups.values(), key=len)
     if len(groups) == 2 and len(few) < len(others[0]):
         return f"{ranks(few)} at {notes[few[0]]}{_in(notes[few[0]])}. {_others(list(notes.values()), few)}"

@@ -15,7 +15,8 @@ the others wait for it in their next step.
 A process that holds Python's lock, or is stopped, cannot publish, and the others name it; a timer of the interpreter,
 which needs no lock, dumps its stacks.
 
-If all are at the same step and phase, the batches of an evaluation and the current function distinguish them.
+If all are at the same step and phase, the batches of an evaluation and the current function distinguish them: a process
+that runs the user's code while its devices have nothing to do blocks those that wait in functions of this package.
 
 A program that fails on one device of a process, while its other devices wait for that one, ends the run with its own
 error: an array of several devices is ready only when all of its parts are, so the thread that reads it would wait
@@ -37,7 +38,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
@@ -55,6 +56,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = __name__.partition(".")[0]
 LIBRARIES = ("<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
 """Prefixes of the files of Python and of installed packages."""
+WAITING_LIBRARIES = ("jax", "jaxlib", "orbax")
+"""Packages whose functions wait for devices or for other processes."""
 NOTES = f"{PREFIX}progress/"
 STACKS = f"{PREFIX}stacks/"
 """The key under which a process requests the stacks of all."""
@@ -111,24 +114,34 @@ class ClientWithTimeout:
         return call
 
 
-def current_function(thread: int) -> str:
-    """Returns the function that a thread runs, "measure (training/loop.py)", of this package or of the user's code.
+class Position(NamedTuple):
+    """The position of a thread.
 
-    Args:
-        thread: The identifier of the thread, from `threading.get_ident`.
-
-    Returns:
-        The function and its file; "" if the thread does not exist or runs only library code.
+    Attributes:
+        at: The function and its file, "measure (training/loop.py)", of this package or of the user's code; "" if the
+            thread does not exist or runs only library code.
+        is_user_code: True if it is the user's function, and not inside a call of JAX or Orbax, which may wait for
+            other processes.
     """
+
+    at: str = ""
+    is_user_code: bool = False
+
+
+def current_position(thread: int) -> Position:
+    """Returns the position of a thread, identified by `threading.get_ident`."""
     frame = sys._current_frames().get(thread)
+    may_wait = False
     while frame is not None:
-        name, file = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
-        if name.partition(".")[0] == PACKAGE or not file.startswith(LIBRARIES):
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        file = frame.f_code.co_filename
+        if package == PACKAGE or not file.startswith(LIBRARIES):
             path = Path(file)
             shown = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
-            return f"{frame.f_code.co_name} ({shown})"
+            return Position(f"{frame.f_code.co_name} ({shown})", package != PACKAGE and not may_wait)
+        may_wait = may_wait or package in WAITING_LIBRARIES
         frame = frame.f_back
-    return ""
+    return Position()
 
 
 class FollowedStep:
@@ -169,6 +182,10 @@ class Results:
             result: The array, which no later program consumes.
         """
         self._newest.append((place, result))
+
+    def are_ready(self) -> bool:
+        """Returns True if the devices of this process have computed all results, so that they wait for nobody."""
+        return all(shard.data.is_ready() for _, result in list(self._newest) for shard in result.addressable_shards)
 
     def failure(self) -> RuntimeError | None:
         """Returns the oldest error once the training thread has had time to raise it; None if there is none.
@@ -300,7 +317,9 @@ class Watchdog:
         if doing is None:
             return None
         step, phase, since, done = doing
-        return Note(step, phase, time.monotonic() - since, done, current_function(self._training))
+        position = current_position(self._training)
+        is_free = position.is_user_code and self._results.are_ready()
+        return Note(step, phase, time.monotonic() - since, done, position.at, is_free)
 
     def _set_timer(self, now: Note | None) -> None:
         """Lets the interpreter dump the stacks if this thread cannot run anymore."""

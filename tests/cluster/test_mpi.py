@@ -3,11 +3,13 @@
 import os
 import signal
 import subprocess
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from support import runs
-from support.processes import assert_nothing_left, begin, processes_of, wait_for_step
+from support.processes import assert_nothing_left, begin, processes_of, wait_for, wait_for_step
 from support.runs import command, metrics, spmdkit, trained, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.cluster]
@@ -112,11 +114,9 @@ def test_no_process_outlives_killed_rank(whom, tmp_path):
     config = faulty_config(tmp_path, train={"steps": 400, "global_batch": 16})
     process = started(config, tmp_path / "run")
     try:
-        commands = {pid: Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in processes_of(tmp_path)}
-        (mpirun,) = (pid for pid, words in commands.items() if words[0] == "mpirun")
-        for pid, words in commands.items():
-            if "train" in words and "mpirun" not in words:
-                os.kill(pid, signal.SIGSTOP)
+        (mpirun,) = (pid for pid, words in commands_of(tmp_path).items() if words[0] == "mpirun")
+        for pid in ranks_of(tmp_path):
+            os.kill(pid, signal.SIGSTOP)
         os.kill(process.pid if whom == "launcher" else mpirun, signal.SIGKILL)
         printed, _ = process.communicate(timeout=60)
         assert_nothing_left(tmp_path)
@@ -124,3 +124,36 @@ def test_no_process_outlives_killed_rank(whom, tmp_path):
     finally:
         for pid in processes_of(tmp_path):
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("whom", ["launcher", "mpirun"])
+@pytest.mark.parametrize("delay", [0.0, 0.3, 1.0])
+def test_no_process_outlives_launcher_killed_while_ranks_start(whom, delay, tmp_path):
+    """Python has not run a line of them yet, or imports: nothing has asked the kernel to end them with mpirun."""
+    config = faulty_config(tmp_path, train={"steps": 400, "global_batch": 16})
+    words = command("launch", config, "run.simulate=4", "--on", "mpi")
+    process = begin(words, {"FAULT": "slow"}, stderr=subprocess.STDOUT, process_group=0)
+    try:
+        wait_for(lambda: len(ranks_of(tmp_path)) == 2)
+        time.sleep(delay)
+        (mpirun,) = (pid for pid, words in commands_of(tmp_path).items() if words[0] == "mpirun")
+        os.kill(process.pid if whom == "launcher" else mpirun, signal.SIGKILL)
+        process.communicate(timeout=60)
+        assert_nothing_left(tmp_path)
+    finally:
+        for pid in processes_of(tmp_path):
+            os.kill(pid, signal.SIGKILL)
+
+
+def commands_of(folder: Path) -> dict[int, list[str]]:
+    """The arguments of the processes of a run."""
+    found = {}
+    for pid in processes_of(folder):
+        with suppress(OSError):
+            found[pid] = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return found
+
+
+def ranks_of(folder: Path) -> list[int]:
+    """The processes that train."""
+    return [pid for pid, words in commands_of(folder).items() if "train" in words and "mpirun" not in words]

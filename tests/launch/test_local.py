@@ -7,6 +7,7 @@ import pytest
 from spmdkit.launch import local
 from spmdkit.launch.launchers import LaunchRequest
 from spmdkit.launch.local import LocalTarget, worker_environment
+from spmdkit.launch.supervision.lifetime import bound_to
 from support.runs import spmdkit, write_config
 
 
@@ -18,7 +19,7 @@ def test_environment_of_a_worker(monkeypatch):
         "SPMDKIT_NUM_PROCESSES": "2",
         "SPMDKIT_PROCESS_ID": "1",
         "SPMDKIT_SIMULATE": "4",
-        "SPMDKIT_BOUND": str(os.getpid()),
+        "SPMDKIT_BOUND": bound_to(os.getpid()),
         "SPMDKIT_RELAYED": "1",
     }
 

@@ -80,12 +80,12 @@ def test_starts_nothing_in_a_directory_in_use(tmp_path):
 def test_a_signal_leaves_the_time_to_save(monkeypatch):
     sent, events = [], SimpleQueue()
     monkeypatch.setattr(workers, "send", lambda _, number: sent.append(number))
-    monkeypatch.setattr(workers, "halted_ranks", lambda _: [])
+    monkeypatch.setattr(workers, "read_states", lambda _: {})
     monkeypatch.setattr(workers, "GRACE_SECONDS", 0.0)
     events.put(signal.SIGTERM)
     threading.Timer(0.3, events.put, [Exit(0, 0)]).start()
     found = workers._supervise([None], events, stop=30.0)
-    assert (found, sent) == (([Exit(0, 0, stopped=True)], signal.SIGTERM, []), [signal.SIGTERM])
+    assert (found, sent) == (([Exit(0, 0, stopped=True)], signal.SIGTERM, {}), [signal.SIGTERM])
 
 
 def test_handles_no_signal_that_nohup_ignores(tmp_path, monkeypatch):

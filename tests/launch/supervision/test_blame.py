@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from spmdkit.launch.supervision.blame import Cause, Exit, Outcome, describe_end, find_cause, summarize
+from spmdkit.launch.supervision.process_state import FROZEN, RUNS, STOPPED
 from spmdkit.runtime.guards.progress_notes import Note, verdict, without_service
 
 GLOO = ["Traceback (most recent call last):", "jax.errors.JaxRuntimeError: INTERNAL: Gloo all-reduce failed: closed"]
@@ -15,8 +16,8 @@ HOST = ["error: the connection to host b was lost"]
 BOOM = ["Traceback (most recent call last):", "  raise", "RuntimeError: boom"]
 
 
-def blame(exits, tails, halted=()) -> Cause:
-    cause = find_cause(exits, tails, halted)
+def blame(exits, tails, states=None) -> Cause:
+    cause = find_cause(exits, tails, states or {})
     assert cause is not None
     return cause
 
@@ -134,10 +135,44 @@ def test_cause_of_a_common_end(tails, rank, how, candidates):
     assert killed.how == "killed by SIGKILL"
 
 
-def test_stopped_process_is_the_cause():
-    cause = blame([Exit(0, 75), Exit(1, -9, stopped=True)], [LOST, []], [1])
+@pytest.mark.parametrize("state", [STOPPED, FROZEN])
+def test_process_that_cannot_run_is_the_cause(state):
+    cause = blame([Exit(0, 75), Exit(1, -9, stopped=True)], [LOST, []], {1: state})
     assert (cause.rank, cause.exit_code) == (1, 75)
-    assert cause.how.startswith("stopped (SIGSTOP)")
+    assert cause.how == f"{state}, which blocked the others"
+
+
+HEARTBEAT = [SERVICE[0] + " absl::Status: DEADLINE_EXCEEDED: Deadline Exceeded", "", "RPC: /xla.coordination.Coordi"]
+HEARTBEAT[-1] += "nationService/Heartbeat"
+REFUSED = [HEARTBEAT[0].replace("DEADLINE_EXCEEDED: Deadline Exceeded", "UNAVAILABLE: Socket closed"), *HEARTBEAT[1:]]
+UNHEALTHY = [SERVICE[0] + " UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats):", "1"]
+SILENT = told(Note(7, "step", 4), Note(7, "step", 1), silent=[1])
+SILENT_OF_THREE = told(Note(7, "step", 4), Note(7, "step", 1), Note(7, "step", 4), silent=[1])
+
+
+@pytest.mark.parametrize(
+    ("tails", "running", "candidates", "said"),
+    [
+        ([UNHEALTHY, []], [1], (0, 1), "the network between them lost their messages, though the processes ran"),
+        ([[], HEARTBEAT], [0], (0, 1), "the network between them"),
+        ([SILENT, NO_SERVICE], [], (0, 1), "the network between them"),
+        ([UNHEALTHY, HEARTBEAT], [], (0, 1), "the network between them"),
+        ([SILENT_OF_THREE, NO_SERVICE, []], [], (1,), "the network lost its messages to and from rank 0"),
+        ([UNHEALTHY, [], UNHEALTHY], [1], (1,), "the network lost its messages to and from rank 0"),
+        ([[], HEARTBEAT, HEARTBEAT], [0], (0,), "the network lost its messages to and from the others"),
+        ([[], HEARTBEAT, []], [0, 2], (0, 1), "the network between them"),
+        ([UNHEALTHY, []], [], (1,), "rank 0: it sends no heartbeats, so it is stopped, frozen, dead, or cut off"),
+        ([[], HEARTBEAT], [], (0,), "rank 1: it is stopped, frozen or dead, or the network between it and rank 1"),
+        ([SILENT, []], [1], (1,), "so Python's lock is held there, or the network loses its messages"),
+        ([SILENT, REFUSED], [], (1,), "according to rank 0"),
+    ],
+)  # fmt: skip
+def test_the_network_is_blamed_if_both_processes_ran(tails, running, candidates, said):
+    ended = [Exit(rank, 75 if "error: " in tail[0] else -6) for rank, tail in enumerate(tails) if tail]
+    cause = blame(ended, tails, dict.fromkeys(running, RUNS))
+    assert (cause.candidates or (cause.rank,)) == candidates
+    assert said in cause.how
+    assert cause.exit_code == 75
 
 
 def test_signals_and_success_have_no_cause():

@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 from spmdkit.launch.supervision import workers
 from spmdkit.launch.supervision.blame import Cause, Outcome
+from spmdkit.launch.supervision.process_state import RUNS, STOPPED
 from spmdkit.launch.supervision.workers import (
-    BOUND_VARIABLE,
     GUARD,
     Start,
-    bind_to_parent,
     free_port,
-    halted_ranks,
+    read_states,
     run_processes,
     send,
 )
@@ -119,7 +118,7 @@ def test_halted_process_is_the_cause(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "GRACE_SECONDS", 0.5)
     stop = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
     outcome = run([stop, GLOO.replace("import sys", "import sys, time; time.sleep(1)")], tmp_path)
-    assert outcome.halted == (0,)
+    assert outcome.states == {0: STOPPED}
     assert outcome.cause is not None
     assert (outcome.cause.rank, outcome.cause.exit_code) == (0, 75)
 
@@ -189,12 +188,13 @@ def test_no_orphans_when_the_launcher_is_killed(launched):
     assert_gone(*workers)
 
 
-def test_sends_signals_and_finds_halted_ranks():
+def test_sends_signals_and_finds_stopped_ranks():
     processes = [subprocess.Popen([sys.executable, "-c", SLEEP], process_group=0) for _ in range(2)]
-    workers: Any = [SimpleNamespace(rank=r, process=p, signals={signal.SIGUSR1: 9}) for r, p in enumerate(processes)]
-    assert halted_ranks(workers) == []
+    same: Any = {"signals": {signal.SIGUSR1: 9}, "is_rank": True}
+    workers: Any = [SimpleNamespace(rank=rank, process=process, **same) for rank, process in enumerate(processes)]
+    assert read_states(workers) == {0: RUNS, 1: RUNS}
     send(workers[1:], signal.SIGSTOP)
-    wait_for(lambda: halted_ranks(workers) == [1])
+    wait_for(lambda: read_states(workers) == {0: RUNS, 1: STOPPED})
     send(workers, signal.SIGUSR1)
     assert [process.wait(timeout=10) for process in processes] == [-signal.SIGKILL] * 2, "the signal is replaced"
     send(workers, signal.SIGKILL)  # to nobody
@@ -210,59 +210,6 @@ def test_guard_kills_every_group_when_its_pipe_closes():
     groups = "".join(f"{process.pid}\n" for process in (sleepers[0], gone, sleepers[1]))
     subprocess.run([sys.executable, "-c", GUARD], input=groups, text=True, check=True, timeout=20)
     assert [process.wait(timeout=5) for process in sleepers] == [-signal.SIGKILL] * 2
-
-
-CHILD = """
-import os, time
-from spmdkit.launch.supervision.workers import bind_to_parent
-print(os.getpid(), bind_to_parent(), "SPMDKIT_BOUND" in os.environ, flush=True)
-time.sleep(60)
-"""
-PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal exists on Linux alone")
-@pytest.mark.parametrize("bound", [True, False])
-def test_bound_process_dies_with_its_parent(bound):
-    environment = {**os.environ, BOUND_VARIABLE: "1" if bound else "0"}
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True, env=environment)
-    assert parent.stdout is not None
-    pid, *said = parent.stdout.readline().split()
-    assert said == [str(bound), "False"], "the variable would apply to children"
-    parent.kill()
-    parent.wait()
-    if bound:
-        assert_gone(int(pid))
-    else:
-        time.sleep(0.5)
-        assert process_state(int(pid))
-        os.kill(int(pid), signal.SIGKILL)
-    parent.stdout.close()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal exists on Linux alone")
-def test_bound_process_dies_if_its_parent_had_ended():
-    """The number is that of its parent, or of one that has gone: another process is its parent then."""
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    program = f"from {bind_to_parent.__module__} import bind_to_parent; print(bind_to_parent())"
-    for number, code, said in ((os.getpid(), 0, "True\n"), (gone.pid, -signal.SIGKILL, "")):
-        environment = {**os.environ, BOUND_VARIABLE: str(number)}
-        ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-        assert (ended.returncode, ended.stdout) == (code, said)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal exists on Linux alone")
-def test_processes_of_a_worker_are_not_bound_to_its_launcher(monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        workers.ctypes, "CDLL", lambda _: SimpleNamespace(prctl=lambda *words: asked.append(words) or 0)
-    )
-    monkeypatch.setenv(BOUND_VARIABLE, str(os.getppid()))
-    assert [bind_to_parent(), bind_to_parent()] == [True, False]
-    assert len(asked) == 1
 
 
 def test_ports_differ_while_taken():

@@ -20,7 +20,8 @@ LATER = Note(6, "evaluation", 8, 4, "measure (training/loop.py)")
         ([EVALUATES, AHEAD], [], "rank 0 at step 6, evaluation, for 42 s. Rank 1 waits at"),
         ([Note(6, "step", 9), EVALUATES], [], "rank 0 at step 6, step, for 9 s. Rank 1 waits at step 6, evaluation"),
         ([AHEAD, AHEAD], [], "all ranks are at step 7, step, for 40 s: see the stacks in their logs"),
-        ([AHEAD, AHEAD], [1], "rank 1 at step 7, step, for 40 s, no longer answers: stopped, dead, or Python's lock"),
+        ([AHEAD, AHEAD], [1], "rank 1 at step 7, step, for 40 s, no longer answers: stopped, frozen, dead,"),
+        ([AHEAD, AHEAD], [1], "cut off from the network, or Python's lock is held there. Rank 0 waits"),
         ([AHEAD, None, None], [1, 2], "ranks 1 and 2 before its first step, no longer answer:"),
         ([EVALUATES, None], [], "rank 0 at step 6, evaluation, for 42 s. Rank 1 waits before the first step."),
     ],
@@ -60,6 +61,26 @@ def test_who_holds_it_up(notes, silent, says):
 )
 def test_in_one_phase_they_are_told_apart(notes, says):
     assert says in verdict(notes, [], 30)
+
+
+SLEEPS = Note(8, "step", 9, 0, "on_step (mine.py)", is_free=True)
+
+
+@pytest.mark.parametrize(
+    ("notes", "says"),
+    [
+        ([DRAINS, SLEEPS], "rank 1 at step 8, step, for 9 s, in on_step (mine.py). Rank 0 waits at step 8, step"),
+        ([SLEEPS, DRAINS, SLEEPS], "ranks 0 and 2 at step 8, step, for 9 s, in on_step (mine.py). Rank 1 waits"),
+        ([DRAINS, SLEEPS._replace(is_free=False)], "but not in the same place: rank 0, in _wait_for_oldest"),
+        ([SLEEPS, SLEEPS], "all ranks are at step 8, step, for 9 s, in on_step (mine.py): see the stacks"),
+    ],
+)
+def test_user_code_with_idle_devices_holds_up_the_library(notes, says):
+    assert says in verdict(notes, [], 30)
+
+
+def test_the_network_is_named_if_all_are_in_one_place():
+    assert "the network between two of them loses messages, or a device hangs." in verdict([DRAINS, DRAINS], [], 30)
 
 
 def test_the_key_of_the_deadline_is_named():

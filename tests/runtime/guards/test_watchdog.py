@@ -19,7 +19,7 @@ from spmdkit.parallel.model.loss_sums import LossSums
 from spmdkit.parallel.step.state import StepMetrics
 from spmdkit.runtime.guards import watchdog as module
 from spmdkit.runtime.guards.progress_notes import Deadlines, Note
-from spmdkit.runtime.guards.watchdog import ClientWithTimeout, Unanswered, Watchdog, current_function
+from spmdkit.runtime.guards.watchdog import ClientWithTimeout, Unanswered, Watchdog, current_position
 from spmdkit.training.times import Times
 from support.processes import wait_for
 
@@ -211,11 +211,11 @@ def test_a_thread_that_waits_in_a_library(name, shown, tmp_path):
     thread.start()
     assert thread.ident is not None
     try:
-        wait_for(lambda: current_function(thread.ident) == shown, 10)
+        wait_for(lambda: current_position(thread.ident).at == shown, 10)
     finally:
         queue.put(None)
         thread.join()
-    assert current_function(thread.ident) == "", "it has ended"
+    assert current_position(thread.ident).at == "", "it has ended"
 
 
 class Client:

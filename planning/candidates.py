@@ -20,10 +20,8 @@ from ..models.transformer_config import TransformerConfig
 from ..parallel.model import BlockModel
 from ..parallel.sharding.strategies import read_strategy
 from ..runtime.build_run import configured_model, data_facts, plan_step
-from .own_model import OwnModel
+from .own_model import AXES, OwnModel
 
-AXES = ("pipe", "data", "fsdp", "expert", "context", "tensor")
-"""The axes of a searched mesh, in its order: the slowest network first."""
 SCHEDULES = (("1f1b", 1), ("interleaved_1f1b", 2), ("interleaved_1f1b", 4), ("zb_h1", 1), ("zbv", 2))
 """Names and chunks per stage. GPipe takes as long as 1F1B and holds more, so it is left out."""
 POLICIES = ("none", "dots", "selective", "local", "full")
@@ -121,11 +119,12 @@ class Candidate:
         return ", ".join(parts)
 
 
-def model_sizes(config: Config) -> ModelSizes:
+def model_sizes(config: Config, devices: int = 1) -> ModelSizes:
     """Returns the facts about the model of a config.
 
     Args:
         config: The run's configuration; its strategy does not matter.
+        devices: The devices of the target.
 
     Raises:
         UserError: The model or its data is invalid.
@@ -149,7 +148,7 @@ def model_sizes(config: Config) -> ModelSizes:
         outer_parameters=sum(counts.values()) - blocks,
         bytes_per_parameter=np.dtype(config.precision.params).itemsize,
         optimizer_ratio=step.optimizer_table.bytes_per_device / layouts.table.bytes_per_device,
-        own=None if sizes else OwnModel(config, model, splits),
+        own=None if sizes else OwnModel(config, model, splits, devices),
     )
 
 

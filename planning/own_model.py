@@ -28,8 +28,10 @@ from ..parallel.xla.program_work import Work
 from ..runtime.build_run import plan_step
 from .memory import step_peak
 
-TWO_DEVICES = "h100:1x2"
-"""Devices to trace a step on: with one, no part of it runs per device."""
+AXES = ("pipe", "data", "fsdp", "expert", "context", "tensor")
+"""The axes of a searched mesh, in its order: the slowest network first."""
+CARD = "h100"
+"""The kind of device that a step is traced for; which GPU does not matter."""
 
 
 class StepMemory(NamedTuple):
@@ -71,14 +73,16 @@ class Line:
 class OwnModel:
     """The work and the memory of one model, which are traced when they are asked for."""
 
-    def __init__(self, config: Config, model: Model | BlockModel, splits: Splits) -> None:
+    def __init__(self, config: Config, model: Model | BlockModel, splits: Splits, devices: int) -> None:
         """Traces nothing yet.
 
         Args:
             config: The run's configuration; its strategy does not matter.
             model: Its model.
             splits: Its examples.
+            devices: The devices that rows are split over.
         """
+        self._devices = max(devices, 2)  # with one, no part of a step runs per device
         self._config = config
         self._model = model
         self._splits = splits
@@ -112,7 +116,8 @@ class OwnModel:
 
     def _trace_loss(self, rows: int) -> Sequence[float]:
         batch = self._rows_of_a_device(rows)
-        work = loss_work(self._model, batch, self._config.precision)
+        axes = dict.fromkeys(AXES, 1) | {"data": self._devices}
+        work = loss_work(self._model, batch, self._config.precision, axes)
         if work.uncounted:
             self._check(batch)
         return self._complete(rows, work)
@@ -148,11 +153,12 @@ class OwnModel:
         return work[:4]
 
     def _trace_step(self, rows: int, remat: str) -> Sequence[float]:
-        train = replace(self._config.train, accumulate=1, global_batch=2 * rows, remat=remat)
-        config = replace(self._config, strategy=read_strategy({"data": 2}), train=train)
-        layouts, step = plan_step(config, self._model, list_devices(target=TWO_DEVICES))
+        number = self._devices
+        train = replace(self._config.train, accumulate=1, global_batch=number * rows, remat=remat)
+        config = replace(self._config, strategy=read_strategy({"data": number}), train=train)
+        layouts, step = plan_step(config, self._model, list_devices(target=f"{CARD}:{number}x1"))
         example = self._splits.train[0]
-        batch = abstract_batch([example], 2 * rows, layouts.batch_sharding(abstract=True))
+        batch = abstract_batch([example], number * rows, layouts.batch_sharding(abstract=True))
         try:
             peak = step_peak(step, batch)
         except Exception:

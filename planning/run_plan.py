@@ -295,7 +295,7 @@ def _estimate(built: Built, common: dict[str, Any], traffic: tuple[Traffic, ...]
         remat=config.train.remat,
         recompute=getattr(config.strategy.get("pipe"), "recompute", False),
     )
-    estimator = Estimator(model_sizes(config), target, config.train.global_batch, config.precision)
+    estimator = Estimator(model_sizes(config, target.size), target, config.train.global_batch, config.precision)
     waiting = sum(each.least_seconds for each in traffic if WORK_AXES & {*each.axes}) / EFFICIENCY.network
     hidden = sum(each.least_seconds for each in traffic) / EFFICIENCY.network - waiting
     return (max(estimator.kernel_seconds(candidate), hidden) + waiting) / (1 - common["bubble"])

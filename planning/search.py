@@ -311,7 +311,7 @@ def rank(config: Config, target: Target) -> tuple[list[Row], dict[str, int]]:
     Raises:
         UserError: The model or its data is invalid, or nothing fits.
     """
-    model = model_sizes(config)
+    model = model_sizes(config, target.size)
     estimator, limit = Estimator(model, target, config.train.global_batch, config.precision), _limit(target)
     counts: Counter[str] = Counter({"candidates": 0, "too large": 0})
     rows, smallest = [], None

@@ -12,7 +12,13 @@ from .build_run import Built
 def model_work(built: Built) -> Work:
     """Returns the work of the loss and its gradients for the rows of one device in one microbatch."""
     local = built.step.plan.rows(built.step.accumulate).part(built.batch)
-    return loss_work(built.model, local, built.step.precision)
+    return loss_work(built.model, local, built.step.precision, mesh_axes(built))
+
+
+def mesh_axes(built: Built) -> dict[str, int]:
+    """Returns the axes that a step splits itself -> their sizes."""
+    plan = built.step.plan
+    return {axis: plan.mesh.axis_size(axis) for axis in plan.manual_axes}
 
 
 def with_counted_flops(built: Built, work: Work | None = None) -> Model | BlockModel:
@@ -37,7 +43,7 @@ def with_counted_flops(built: Built, work: Work | None = None) -> Model | BlockM
     counted = replace(model, flops_per_row=work.flops / rows)
     of_length: dict[int, float] = {}
     for batch in further_batches(built.splits.train, global_batch, built.layouts.batch_sharding(abstract=True)):
-        shorter = loss_work(model, split.part(batch), built.step.precision)
+        shorter = loss_work(model, split.part(batch), built.step.precision, mesh_axes(built))
         of_length[batch["weights"].shape[1]] = shorter.flops / rows
     if not of_length:
         return counted

@@ -14,6 +14,7 @@ from spmdkit.mesh.errors import UserError
 from spmdkit.mesh.targets import parse_target
 from spmdkit.models.adapters.library_model import adapt
 from spmdkit.parallel import Model
+from spmdkit.parallel.sharding.batch_rows import batch_axes
 from spmdkit.planning.auto_strategy import choose_strategy
 from spmdkit.planning.candidates import Candidate, model_sizes
 from spmdkit.planning.estimate import Estimator
@@ -129,7 +130,7 @@ def test_numbers_of_other_rows_are_on_the_line_through_two():
 def test_kernels_of_a_step_are_those_of_the_traced_loss(config_of):
     """8 rows on each device: forward, the gradient of the matrix, and two kernels for each product."""
     config = config_of(linear, NUMBERS, "precision.compute=bfloat16")
-    estimator = Estimator(model_sizes(config), parse_target(TARGET), 64, config.precision)
+    estimator = Estimator(model_sizes(config, 8), parse_target(TARGET), 64, config.precision)
     terms = estimator.estimate(Candidate(mesh=(("data", 8),))).terms
     product = 2 * 8 * 64 * 16 / (EFFICIENCY.matmul * estimator.peak)
     touched = 2 * 8 * (64 + 16) / (EFFICIENCY.memory * estimator.target.card.memory_bandwidth)
@@ -139,7 +140,7 @@ def test_kernels_of_a_step_are_those_of_the_traced_loss(config_of):
 
 def test_stated_operations_replace_the_counted_ones(config_of):
     config = config_of(lambda: linear(searches=True, flops_per_row=30.0), NUMBERS)
-    model = OwnModel(config, linear(searches=True, flops_per_row=30.0), open_splits(config.data))
+    model = OwnModel(config, linear(searches=True, flops_per_row=30.0), open_splits(config.data), devices=8)
     assert model.work(4)[:2] == (40.0, 80.0)
     assert rank(config, parse_target(TARGET))[0]
 
@@ -165,6 +166,25 @@ def test_auto_does_not_accumulate_for_a_small_classifier(config_of):
     assert (chosen.train.accumulate, {axis: each.size for axis, each in chosen.strategy.items()}) == (1, {"data": 8})
 
 
+def contrastive():
+    """Each row against the rows of all devices."""
+
+    def loss(params, batch, key):
+        mine = batch["inputs"] @ params["matrix"]
+        axes = batch_axes()
+        others = jax.lax.all_gather(mine, axes, tiled=True) if axes else mine
+        return jnp.sum((mine @ others.T).mean(1) * batch["weights"]), jnp.sum(batch["weights"])
+
+    return Model(init=lambda key: {"matrix": jnp.zeros((64, 16))}, loss=loss)
+
+
+def test_rows_that_depend_on_those_of_other_devices_have_the_work_of_the_mesh(config_of):
+    config = config_of(contrastive, NUMBERS)
+    model = OwnModel(config, contrastive(), open_splits(config.data), devices=8)
+    product, scores = 2 * 4 * 64 * 16, 2 * 4 * (8 * 4) * 16
+    assert model.work(4)[:2] == (product + scores, product + 2 * scores)
+
+
 MESHES = [
     Candidate(mesh=(("data", 8),)),
     Candidate(mesh=(("fsdp", 8),)),
@@ -176,7 +196,7 @@ MESHES = [
 @pytest.mark.slow
 def test_search_and_plan_agree_on_the_memory_of_an_nnx_gpt(config_of):
     config = config_of(gpt, TOKENS)
-    estimator = Estimator(model_sizes(config), parse_target(TARGET), 64, config.precision)
+    estimator = Estimator(model_sizes(config, 8), parse_target(TARGET), 64, config.precision)
     for candidate in MESHES:
         planned = analytic_memory(build(candidate.configure(config), devices=list_devices(target=TARGET)))
         assert estimator.peak_bytes(candidate) == pytest.approx(planned.peak_bytes, rel=0.1), str(candidate)
@@ -186,7 +206,7 @@ def test_search_and_plan_agree_on_the_memory_of_an_nnx_gpt(config_of):
 @pytest.mark.parametrize("candidate", MESHES[1:3], ids=str)
 def test_memory_of_an_nnx_gpt_is_near_that_of_the_compiled_step(candidate, config_of):
     config = config_of(gpt, TOKENS)
-    estimator = Estimator(model_sizes(config), parse_target(TARGET), 64, config.precision)
+    estimator = Estimator(model_sizes(config, 8), parse_target(TARGET), 64, config.precision)
     compiled = explain_built(build(candidate.configure(config))).compiled["total"]
     assert compiled / WITHIN < estimator.peak_bytes(candidate) < compiled * WITHIN
 
@@ -205,7 +225,7 @@ def test_blocks_of_an_own_block_model_follow_the_policy(config_of):
     """A transformer with LoRA is split by rows only; what it keeps for backward depends on `train.remat`."""
     small = ["model.layers=4", "model.width=64", "model.heads=4", "data.length=64", "train.global_batch=64"]
     config = load_config("fsdp", [*small, 'model.lora={rank: 4, match: [".*"]}'], sizes=False)
-    estimator = Estimator(model_sizes(config), parse_target(TARGET), 64, config.precision)
+    estimator = Estimator(model_sizes(config, 8), parse_target(TARGET), 64, config.precision)
     for candidate in (Candidate(mesh=(("fsdp", 8),), remat=remat) for remat in ("none", "selective", "full")):
         planned = analytic_memory(build(candidate.configure(config), devices=list_devices(target=TARGET)))
         assert estimator.peak_bytes(candidate) == pytest.approx(planned.peak_bytes, rel=0.3), str(candidate)

@@ -41,10 +41,11 @@ def of_nnx(example):
     class Net(nnx.Module):
         def __init__(self, rngs):
             self.first = nnx.Linear(FEATURES, HIDDEN, rngs=rngs)
+            self.norm = nnx.BatchNorm(HIDDEN, rngs=rngs)
             self.second = nnx.Linear(HIDDEN, CLASSES, rngs=rngs)
 
         def __call__(self, x):
-            return self.second(nnx.relu(self.first(x)))
+            return self.second(nnx.relu(self.norm(self.first(x))))
 
     return adapt(Net, loss="softmax_cross_entropy", metrics={"accuracy": "accuracy"}, example=example)
 
@@ -96,6 +97,28 @@ def test_every_library_has_the_operations_of_its_layers(make, tmp_path, monkeypa
 def test_operations_of_a_row_do_not_depend_on_the_mesh(overrides, tmp_path, monkeypatch):
     built = own_run(tmp_path, monkeypatch, own_functions, *overrides)
     assert with_counted_flops(built).flops_per_row == PER_ROW
+
+
+@pytest.mark.parametrize("make", [of_nnx, of_linen])
+def test_statistics_over_all_devices_are_no_products(make, tmp_path, monkeypatch):
+    built = own_run(tmp_path, monkeypatch, make, "strategy={data: 8}")
+    assert with_counted_flops(built).flops_per_row == PER_ROW
+
+
+def test_loss_that_needs_its_mesh_is_counted_on_it(tmp_path, monkeypatch):
+    """Rows are compared with those of the 8 devices, by the name of their axis."""
+
+    def needs_mesh(example):
+        def loss(params, batch, key):
+            mine = batch["inputs"] @ params["first"]
+            scores = mine @ jax.lax.all_gather(mine, "data", tiled=True).T
+            return jnp.sum(scores.mean(1) * batch["weights"]), jnp.sum(batch["weights"])
+
+        return Model(init=own_functions(example).init, loss=loss)
+
+    built = own_run(tmp_path, monkeypatch, needs_mesh, "strategy={data: 8}")
+    per_row = 4 * FEATURES * HIDDEN + 6 * HIDDEN * built.config.train.global_batch
+    assert with_counted_flops(built).flops_per_row == per_row
 
 
 def test_frozen_parameters_have_no_gradient(tmp_path, monkeypatch):

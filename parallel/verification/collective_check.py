@@ -70,7 +70,7 @@ class CollectiveCheck(NamedTuple):
 
     @property
     def has_unpredicted_of_the_model(self) -> bool:
-        """True if XLA made more of the model's own collectives than its program has."""
+        """True if the step has another number or other bytes of the model's own collectives than predicted."""
         return any(line not in self.predicted for line in self.of_the_model)
 
     @property

@@ -4,7 +4,7 @@ A strategy's `cost` predicts these lines from the layouts; `census` reads them f
 units, so that predicted and compiled lines can be compared for equality.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -101,6 +101,15 @@ def amount(lines: Iterable[Collective], key: CollectiveKey) -> Amount:
     """Returns the count and the bytes of the collectives of one kind over one set of axes."""
     same = [line for line in lines if line.key == key]
     return Amount(sum(line.count for line in same), sum(line.bytes for line in same))
+
+
+def subtract(lines: Iterable[Collective], taken: Sequence[Collective]) -> tuple[Collective, ...]:
+    """Returns what remains of merged lines without some of their collectives."""
+    rest: list[Collective] = []
+    for line in lines:
+        less = amount(taken, line.key)
+        rest.append(replace(line, count=line.count - less.count, bytes=line.bytes - less.bytes))
+    return tuple(line for line in rest if line.count or line.bytes)
 
 
 class Traffic(NamedTuple):

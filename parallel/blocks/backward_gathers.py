@@ -1,4 +1,4 @@
-"""The parameters of a block that backward gathers again, found in the block's traced program.
+"""The parameters that a block's backward gathers again, and a split model's collectives in it, from its traced program.
 
 Backward needs a matrix to compute the gradient of the product's input. It does not need a bias that was only added, or
 a frozen matrix if the value computed from it is kept. The traced forward and backward of a block show which parameters
@@ -6,26 +6,28 @@ are needed: like XLA, the count here ignores operations that no result depends o
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 from jax import Array
 
 from ...layouts.paths import leaves_with_paths
 from ...mesh.keys import make_key
-from ..collectives import Collective, CollectiveKey, Traffic, wire_bytes
+from ..collectives import Collective, merge, subtract
 from ..model import AbstractBatch, Activations, BlockModel, Params, join_differentiable, split_differentiable
 from ..plan import ShardingPlan
-from ..xla.graph import Graph, dependencies, operation, trace
-from ..xla.primitives import EXCHANGES, GATHERS, SCATTERS, gathered_over
+from ..xla.graph import dependencies, operation, trace
+from ..xla.primitives import GATHERS, gathered_over
+from ..xla.traced_sums import other_collectives
 from .ends import separates_ends
 from .forward import block_of_loop, first_block
 from .model_parts import make_parts, on_activations
 from .prefetch import make_stack, prefetches_blocks
 from .split_backward import split_block
+
+ALL_REDUCE = "all-reduce"
 
 
 def find_backward_gathers(
@@ -53,96 +55,69 @@ def find_backward_gathers(
         block, unroll = block_of_loop(model, plan)
         run = partial(_of_loop, lambda shards, kept, x: block(x, shards, kept, key), plan, one, x)
         inner = run(to_input=True)
-        is_alone = unroll == model.num_blocks or separates_ends(model, plan)
-        ends_here = is_alone and _is_frozen(model.embed_reads, plan)
-        return inner, run(to_input=False) if ends_here else inner
+        return inner, run(to_input=False) if _first_ends_backward(model, plan, unroll) else inner
 
     return on_activations(find, model, plan, microbatch)
 
 
-def find_repeated(
-    model: BlockModel,
-    plan: ShardingPlan,
-    microbatch: AbstractBatch,
-    moved: Traffic,
-    repeated: Collection[Collective],
-    platform: str,
-) -> tuple[Collective, ...]:
-    """Returns the collectives that backward repeats, without those that no gradient depends on.
+class BackwardCollectives(NamedTuple):
+    """The collectives that a split model asks for in the backward pass of a block, without all-reduces.
 
-    If matrix products are kept, the collective that brings a product's input is repeated only for the gradient of the
-    matrix, which a frozen matrix does not have.
+    Attributes:
+        inner: Those of a block with an input that has a gradient.
+        first: Those of the first block.
+    """
+
+    inner: tuple[Collective, ...]
+    first: tuple[Collective, ...]
+
+
+def find_backward_collectives(
+    model: BlockModel, plan: ShardingPlan, microbatch: AbstractBatch, forward: Iterable[Collective], platform: str
+) -> BackwardCollectives | None:
+    """Returns the collectives of a block's backward pass, with those that it repeats, that some gradient needs.
+
+    A frozen matrix has no gradient, so what only its gradient needs is neither gathered nor recomputed: for example,
+    the all-to-all that brings attention heads back, or the second half of a block of which nothing trains.
 
     Args:
         model: The model, split over the axes inside it.
         plan: A plan without a pipeline, with the options of the step.
         microbatch: The per-device shapes of one microbatch.
-        moved: The traffic of one block.
-        repeated: The lines of `moved.again` whose results the remat policy does not keep.
+        forward: The collectives of the forward pass, by the model's `traffic`.
         platform: The platform of the step.
-    """
-    sizes = {line.key: plan.mesh_size(line.axes[-1]) for line in repeated}
 
-    def count(params: Params, x: Activations) -> list[_Moves]:
+    Returns:
+        The collectives; None if the model's `traffic` does not describe the program of its forward pass.
+    """
+    sizes = dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True))
+
+    def read(function: Callable[..., Any], *arguments: Any) -> tuple[Collective, ...]:
+        graph, _ = trace(function, *arguments)
+        return merge(other_collectives(graph, sizes=sizes, platform=platform))
+
+    def find(params: Params, x: Activations) -> tuple[tuple[Collective, ...], ...]:
         one = first_block(plan, params)
-        block, _ = block_of_loop(model, plan)
-        alone, both, differentiable = _passes(lambda shards, kept, x: block(x, shards, kept, make_key(0)), x)
-        forward, _ = trace(alone, one, differentiable)
-        forward_and_backward, _ = trace(both, one, differentiable, differentiable)
-        return [_moves(graph, sizes, platform) for graph in (forward, forward_and_backward)]
+        block, unroll = block_of_loop(model, plan)
 
-    once, twice = on_activations(count, model, plan, microbatch)
-    expected = _moves_of(moved.forward)
-    needed = twice - once - _moves_of(moved.backward)
-    kept: list[Collective] = []
-    for line in repeated:
-        described = {key: number for key, number in expected.items() if key[0] == line.key}
-        if described != {key: number for key, number in once.items() if key[0] == line.key}:
-            kept.append(line)  # the model's `traffic` does not describe its program
-            continue
-        move = line.key, line.bytes // line.count
-        number = min(line.count, needed[move])
-        needed[move] -= number
-        if number:
-            kept.append(replace(line, count=number, bytes=number * move[1]))
-    return tuple(kept)
+        def run(shards: Params, kept: Params, x: Activations) -> Activations:
+            return block(x, shards, kept, make_key(0))
+
+        alone, both, differentiable = _passes(run, x)
+        _, both_of_first, _ = _passes(run, x, to_input=not _first_ends_backward(model, plan, unroll))
+        arguments = one, differentiable, differentiable
+        return read(alone, one, differentiable), read(both, *arguments), read(both_of_first, *arguments)
+
+    traced, inner, first = on_activations(find, model, plan, microbatch)
+    if traced != merge(line for line in forward if line.kind != ALL_REDUCE):
+        return None
+    return BackwardCollectives(subtract(inner, traced), subtract(first, traced))
 
 
-_Moves: TypeAlias = Counter[tuple[CollectiveKey, int]]
-"""The number of collectives by kind, axes, and the bytes of one of them."""
-
-
-def _moves_of(lines: Iterable[Collective]) -> _Moves:
-    found = _Moves()
-    for line in lines:
-        found[line.key, line.bytes // line.count] += line.count
-    return found
-
-
-def _moves(graph: Graph, sizes: Mapping[CollectiveKey, int], platform: str) -> _Moves:
-    """Counts the collectives that the results of a graph depend on.
-
-    Args:
-        graph: The program.
-        sizes: The kinds and axes to count, and the devices of a group.
-        platform: The platform of the step.
-    """
-    found = _Moves()
-    for eqn in dependencies(graph, graph.outputs)[0]:
-        name = eqn.primitive.name
-        kind = EXCHANGES.get(name)
-        kind = "all-gather" if name in GATHERS else kind
-        kind = "reduce-scatter" if name in SCATTERS else kind
-        if kind is None:
-            continue
-        axes = eqn.params["axis_name"]
-        key = kind, axes if isinstance(axes, tuple) else (axes,)
-        if key not in sizes:
-            continue
-        array = eqn.invars[0].aval
-        gathered = sizes[key] if kind == "all-gather" else 1
-        found[key, gathered * array.size * wire_bytes(array.dtype, platform)] += 1
-    return found
+def _first_ends_backward(model: BlockModel, plan: ShardingPlan, unroll: int) -> bool:
+    """Returns whether XLA compiles the first block apart from the others, and nothing needs its input's gradient."""
+    is_alone = unroll == model.num_blocks or separates_ends(model, plan)
+    return is_alone and _is_frozen(model.embed_reads, plan)
 
 
 def _is_frozen(groups: Collection[str], plan: ShardingPlan) -> bool:

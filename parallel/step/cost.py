@@ -16,11 +16,11 @@ from jax.sharding import PartitionSpec
 from ...layouts.paths import in_blocks
 from ...mesh.errors import UserError
 from ...mesh.keys import make_key
-from ..blocks.backward_gathers import find_backward_gathers, find_repeated
+from ..blocks.backward_gathers import ALL_REDUCE, find_backward_collectives, find_backward_gathers
 from ..blocks.ends import separates_ends
 from ..blocks.model_parts import recomputes_output
 from ..blocks.prefetch import prefetches_blocks
-from ..collectives import CallCounts, Collective, StepCounts
+from ..collectives import CallCounts, Collective, StepCounts, Traffic
 from ..executor.pipeline_loss import sent_in_a_step
 from ..model import AbstractBatch, Batch, BlockModel, Model, Params, fold_block, has_state
 from ..model.loss_sums import as_sums
@@ -215,24 +215,48 @@ def _model_collectives(
     own: list[Collective] = []
     for part, forward, backward in (
         ("embed", calls.embed, calls.embed_backward),
-        ("block", calls.block, calls.block_backward),
+        ("block", calls.block, 0),
         ("head", calls.head, calls.head),
     ):
         moved = model.traffic(part, shapes, plan.options.precision.compute, platform)
         own += [line.times(forward) for line in moved.forward]
-        own += [line.times(backward) for line in moved.backward]
         if part == "block":
-            remat, pipeline = plan.options.remat, plan.pipeline
-            kept = {"none": ("",), "local": ("all-gather", "reduce-scatter")}.get(remat, ())
-            inside = tuple(line for line in moved.again if not line.kind.startswith(kept))  # what backward repeats
-            if inside and plan.frozen and remat != "full" and not (pipeline or prefetches_blocks(plan)):
-                inside = find_repeated(model, plan, shapes, moved, inside, platform)
-            before = moved.again if remat != "full" else ()  # what a recompute action repeats
-            if pipeline and (pipeline.timetable.blocks_per_slot > 1 or recomputes_output(plan)):
-                before = moved.forward
-            own += [line.times(calls.block_backward) for line in inside]
-            own += [line.times(calls.block_again) for line in before]
+            own += _in_backward_of_blocks(model, plan, calls, shapes, moved, platform)
+        else:
+            own += [line.times(backward) for line in moved.backward]
     return [convert_hops(line, plan.mesh_size(line.axes[-1]), platform) for line in own] if plan.pipeline else own
+
+
+def _in_backward_of_blocks(
+    model: BlockModel,
+    plan: ShardingPlan,
+    calls: CallCounts,
+    shapes: AbstractBatch,
+    moved: Traffic,
+    platform: str,
+) -> list[Collective]:
+    """Returns the collectives of the backward passes of all blocks, with those that recomputation repeats.
+
+    The arguments are those of `_model_collectives`, and the traffic of one block.
+    """
+    remat = plan.options.remat
+    pipeline = plan.pipeline
+    needs_backward = bool(moved.backward or moved.again)
+    if plan.frozen and needs_backward and not pipeline and not prefetches_blocks(plan):
+        found = find_backward_collectives(model, plan, shapes, moved.forward, platform)
+        if found is not None:
+            turns = plan.options.accumulate
+            lines = [line.times(calls.block_backward - turns) for line in found.inner]
+            lines += [line.times(turns) for line in found.first]
+            sums = [line for line in (*moved.backward, *moved.again) if line.kind == ALL_REDUCE]
+            return lines + [line.times(calls.block_backward) for line in sums]
+    kept = {"none": ("",), "local": ("all-gather", "reduce-scatter")}.get(remat, ())
+    inside = [line for line in moved.again if not line.kind.startswith(kept)]  # what backward repeats
+    before = moved.again if remat != "full" else ()  # what a recompute action repeats
+    if pipeline and (pipeline.timetable.blocks_per_slot > 1 or recomputes_output(plan)):
+        before = moved.forward
+    lines = [line.times(calls.block_backward) for line in (*moved.backward, *inside)]
+    return lines + [line.times(calls.block_again) for line in before]
 
 
 def count_calls(model: Model | BlockModel, accumulate: int, timetable: Timetable | None = None) -> CallCounts:

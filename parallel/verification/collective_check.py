@@ -9,15 +9,14 @@ are read from the model's own program (`collectives_of_rows`), and listed as the
 differently, at least the collectives of the strategies must be present.
 """
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from ..collectives import Collective, CollectiveKey, amount, merge
+from ..collectives import Collective, CollectiveKey, amount, merge, subtract
 from ..collectives import differing as differing_lines
 from ..model import Params
 from ..plan import ShardingPlan
@@ -119,7 +118,7 @@ def check_collectives(step: Step, batch: HostBatch, gradients: Params | None = N
     if more and combines_elements(step):
         least = cost.lines(unneeded.zero)
         foreign |= {key for key in more if _includes(found, least, key)}
-    of_strategies = _subtract(predicted, cost.of_the_model)
+    of_strategies = subtract(predicted, cost.of_the_model)
     more -= foreign | {key for key in asked if _includes(found, of_strategies, key)}
     paths = [row.path for row in plan.trained.table.rows]
     return CollectiveCheck(
@@ -168,12 +167,3 @@ def _includes(found: Iterable[Collective], others: Iterable[Collective], key: Co
     """Returns whether the found collectives of a kind have at least the count and the bytes of the others."""
     rest = amount(found, key).minus(amount(others, key))
     return rest.count >= 0 and rest.bytes >= 0
-
-
-def _subtract(lines: Iterable[Collective], taken: Sequence[Collective]) -> list[Collective]:
-    """Returns what remains of merged lines without some collectives, which they include."""
-    remaining: list[Collective] = []
-    for line in lines:
-        less = amount(taken, line.key)
-        remaining.append(replace(line, count=line.count - less.count, bytes=line.bytes - less.bytes))
-    return remaining

@@ -12,6 +12,7 @@ from jax import lax
 from spmdkit.layouts.paths import leaves_with_paths
 from spmdkit.models.frozen import freeze, frozen_paths
 from spmdkit.models.lora import LoRA, LoRAConfig
+from spmdkit.models.moe import MoEConfig, moe
 from spmdkit.models.transformer import TransformerConfig, transformer
 from spmdkit.parallel import BlockModel, LossSums, Model, Precision, batch_axes, build_step, lay_out
 from spmdkit.parallel.sharding.stored_order import unstore_blocks
@@ -143,8 +144,12 @@ def gathering_blocks():
 
 
 FREEZE, FREEZE_SPLIT = ("embed/.*", "blocks/up"), ("embed/.*", "blocks/mlp/.*")
+FREEZE_MLP, FREEZE_BLOCKS = ("blocks/mlp/.*",), ("blocks/.*",)
 SPLIT = transformer(TransformerConfig(vocabulary=toy.VOCABULARY, length=8, layers=2, width=16, heads=4))
 """A model that splits its own work over `tensor`."""
+SPLIT_MIXTURE = moe(
+    MoEConfig(vocabulary=toy.VOCABULARY, length=8, layers=2, width=16, heads=4, experts=2, mlp_width=16)
+)
 
 
 FSDP = {"fsdp": {"size": 4, "floor_bytes": 256}}
@@ -171,6 +176,10 @@ STRATEGIES = {
     "explicit-tensor": {"data": 2, "tensor": 2},
     "ring": {"data": 2, "tensor": {"size": 2, "collective_matmul": True}},
     "fsdp-tensor": {"fsdp": {"size": 2, "floor_bytes": 0}, "tensor": 2},
+    "fsdp-explicit-tensor": {"fsdp": {"size": 2, "floor_bytes": 0}, "tensor": 2},
+    "keep-explicit-tensor": {"fsdp": {"size": 2, "floor_bytes": 0, "keep": "step"}, "tensor": 2},
+    "ring-tensor": {"context": 2, "tensor": {"size": 2, "collective_matmul": True}},
+    "ulysses-tensor": {"context": {"size": 2, "attention": "all_to_all"}, "tensor": 2},
 }
 RULES = {
     "biased": {"up/kernel": (None, "tensor"), "up/bias": ("tensor",), "down/kernel": ("tensor", None)},
@@ -194,6 +203,14 @@ MODELS = {
     "frozen": lambda: freeze(blocks(), FREEZE),
     "split lora": lambda: LoRA(SPLIT, LoRAConfig(rank=2, match=("blocks/attention/.*",))),
     "split frozen": lambda: freeze(SPLIT, FREEZE_SPLIT),
+    "split frozen mlp": lambda: freeze(SPLIT, FREEZE_MLP),
+    "split frozen mixture": lambda: freeze(SPLIT_MIXTURE, FREEZE_BLOCKS),
+}
+FREEZES = {
+    "frozen": FREEZE,
+    "split frozen": FREEZE_SPLIT,
+    "split frozen mlp": FREEZE_MLP,
+    "split frozen mixture": FREEZE_BLOCKS,
 }
 OWN_COLLECTIVES = ("normed", "normed-alone", "normed-once", "summing", "contrastive", "gathering")
 """Models whose rows depend on each other, or that have a state."""
@@ -205,6 +222,7 @@ QUICK = [
     ("contrastive", "hsdp", ONCE),
     ("normed", "hsdp", ONCE),
     ("blocks", "prefetch-all", ONCE),
+    ("split frozen mlp", "ring-tensor", {"remat": "dots"}),
 ]
 CASES = [
     *QUICK,
@@ -246,6 +264,15 @@ CASES = [
     ("biased", "hsdp", {"clip_norm": 1.0}),
     ("biased", "all", {"ema": 0.99}),
     ("blocks", "zero1", {"ema": 0.99}),
+    *(("split frozen mlp", "ring-tensor", {"remat": remat}) for remat in ("local", "full")),
+    *(("split frozen", "ulysses-tensor", {"remat": remat}) for remat in ("dots", "local", "full")),
+    *(("split frozen mixture", "ulysses-tensor", {"remat": remat}) for remat in ("dots", "local", "full")),
+    *(("split frozen mixture", "ring-tensor", {"remat": "dots", "accumulate": each}) for each in (1, 2)),
+    *(
+        ("split lora", strategy, {"remat": remat})
+        for strategy in ("fsdp-explicit-tensor", "keep-explicit-tensor")
+        for remat in ("dots", "selective", "full")
+    ),
     ("normed", "all", {"ema": 0.99}),
     ("biased", "all", {"optimizer": "muon"}),
     ("biased", "zero1", {"optimizer": "adafactor"}),
@@ -259,7 +286,7 @@ def built(name, strategy, *, optimizer="adamw", ema=0.0, precision=FLOAT32, **op
     if isinstance(given, LoRA):
         given, frozen = given.model, given.frozen
     elif "frozen" in name:
-        freezing = FREEZE if name == "frozen" else FREEZE_SPLIT
+        freezing = FREEZES[name]
         frozen = frozen_paths(freezing, jax.eval_shape(given.init, jax.random.key(0)))
     if "tensor" in STRATEGIES[strategy] and getattr(given, "parallelize", None) is None:
         rules = RULES["blocks" if isinstance(given, BlockModel) else "biased"]
@@ -303,7 +330,9 @@ def case_name(case):
 TABLE = {case_name(case): case for case in CASES}
 
 
-@pytest.mark.slow_cases("biased, hsdp, accumulate 1", "blocks, prefetch-all, accumulate 1")
+@pytest.mark.slow_cases(
+    "biased, hsdp, accumulate 1", "blocks, prefetch-all, accumulate 1", "split frozen mlp, ring-tensor, remat dots"
+)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if case in QUICK else pytest.mark.long) for name, case in TABLE.items()]
 )

@@ -238,7 +238,7 @@ class Recorder:
         """
         rows, optimizer = built.config.train.global_batch, built.config.optimizer
         self._flops = FlopsOfSteps(built.model, built.splits.train, rows, left_out=run.left_out)
-        self._rows = None if counts_tokens(built.splits) else rows
+        self._counts_tokens = counts_tokens(built.splits)
         self._recorded = 0
         self._display, self._run, self._conductor = display, run, conductor
         steps = built.config.train.steps
@@ -290,10 +290,9 @@ class Recorder:
 
     def _record(self, progress: Progress) -> Mapping[str, Any]:
         rate = self._rate_of(progress.step - 1) * self._run.learning_rate_factor * self._scale(progress.step)
-        record = {**progress._asdict(), **progress.extra, **self._counts, "learning_rate": rate}
-        del record["extra"]
-        if self._rows is not None:
-            record["rows_per_second"] = self._rows / progress.seconds
+        record = {**progress.record(), **self._counts, "learning_rate": rate}
+        if self._counts_tokens:
+            record.pop("rows_per_second", None)
         if (flops := self._flops(self._recorded, progress.step)) is not None:
             record["flops_per_second"] = flops / progress.seconds
         self._recorded = progress.step

@@ -21,7 +21,7 @@ from ..parallel.model import Batch
 from ..parallel.model.user_errors import user_items
 from ..parallel.step.state import TrainState
 from ..parallel.step.train_step import Step
-from .steps.late_log import RUN_AHEAD, LateLog, Progress
+from .steps.late_log import RUN_AHEAD, LateLog, Progress, count_rows
 from .steps.not_finite import Skips, check_finite, most_left_out
 
 
@@ -95,7 +95,7 @@ def run_steps(
         state, metrics = step(state, batch)
         if number % log_every == 0:
             updates.note(number, state)
-        log.push(number, metrics)
+        log.push(number, metrics, count_rows(batch))
         updates.check_noted(number)
         if after_step is not None:
             after_step(number, state)

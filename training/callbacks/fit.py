@@ -276,8 +276,7 @@ class _Call:
             self.checkpoints.wait()
 
     def _record(self, progress: Progress) -> None:
-        record = {**progress._asdict(), **progress.extra}
-        del record["extra"]
+        record = progress.record()
         self._records.append(record)
         if self.display is not None:
             self.display.update(record)

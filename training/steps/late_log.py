@@ -2,9 +2,9 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,8 @@ class Progress(NamedTuple):
         step: The completed optimizer steps.
         loss: The weighted mean of the loss over the batch of that step.
         grad_norm: The global norm of its gradients before clipping.
-        tokens_per_second: The weight (tokens, for a language model) per second since the last logged step.
+        weight_per_second: The weight (for a language model, its tokens) per second since the last logged step.
+        rows_per_second: The rows per second since then; None if not each row has one weight, but each of its tokens.
         seconds: The seconds per step since the last logged step.
         extra: The model's own metrics of this step, and those of an evaluation after it.
     """
@@ -33,9 +34,39 @@ class Progress(NamedTuple):
     step: int
     loss: float
     grad_norm: float
-    tokens_per_second: float
+    weight_per_second: float
+    rows_per_second: float | None
     seconds: float
     extra: dict[str, float]
+
+    def record(self) -> dict[str, float]:
+        """Returns the figures by the names that they have in metrics.jsonl."""
+        figures = {"step": self.step, "loss": self.loss, "grad_norm": self.grad_norm}
+        figures["tokens_per_second"] = self.weight_per_second
+        if self.rows_per_second is not None:
+            figures["rows_per_second"] = self.rows_per_second
+        figures["seconds"] = self.seconds
+        return {**figures, **self.extra}
+
+
+class _Logged(NamedTuple):
+    """A step that was started.
+
+    Attributes:
+        number: The number of the step.
+        metrics: Its metrics, which are still being computed.
+        rows: The rows of its batch; None if their weights are not those of rows.
+    """
+
+    number: int
+    metrics: StepMetrics
+    rows: int | None
+
+
+def count_rows(batch: Mapping[str, Any]) -> int | None:
+    """Returns the rows of a global batch; None if its weights are not those of rows, but of the tokens of each."""
+    weights = batch.get("weights")
+    return len(weights) if np.ndim(weights) == 1 else None
 
 
 @dataclass(eq=False)
@@ -58,16 +89,22 @@ class LateLog:
 
     def __post_init__(self) -> None:
         """Starts the clock."""
-        self._running: deque[tuple[int, StepMetrics]] = deque()
-        self._done: list[tuple[int, StepMetrics, float]] = []
+        self._running: deque[_Logged] = deque()
+        self._done: list[tuple[_Logged, float]] = []
         self._first = self.start + 1
         self._reported = self.start
         self._latest: Progress | None = None
         self._restart_clock(self.start, time.perf_counter())
 
-    def push(self, number: int, metrics: StepMetrics) -> None:
-        """Adds the metrics of a step that has just started; waits for the oldest step if too many are running."""
-        self._running.append((number, metrics))
+    def push(self, number: int, metrics: StepMetrics, rows: int | None = None) -> None:
+        """Adds the metrics of a step that has just started; waits for the oldest step if too many are running.
+
+        Args:
+            number: The number of the step.
+            metrics: Its metrics.
+            rows: The rows of its batch, see `count_rows`.
+        """
+        self._running.append(_Logged(number, metrics, rows))
         if len(self._running) > RUN_AHEAD:
             done = self._wait_for_oldest()
             if done % self.every == 0 or done == self._first or len(self._done) == READ_TOGETHER:
@@ -109,28 +146,38 @@ class LateLog:
         self._read_done()
 
     def _wait_for_oldest(self) -> int:
-        number, metrics = self._running.popleft()
+        step = self._running.popleft()
         before = time.perf_counter()
-        metrics.loss.block_until_ready()
+        step.metrics.loss.block_until_ready()
         at = time.perf_counter()
         if self.waited is not None:
             self.waited(at - before)
-        self._done.append((number, metrics, at))
-        return number
+        self._done.append((step, at))
+        return step.number
 
     def _read_done(self) -> None:
         for done in self._done:
             self._read(*done)
         self._done.clear()
 
-    def _read(self, number: int, metrics: StepMetrics, at: float) -> None:
+    def _read(self, step: _Logged, at: float) -> None:
+        number = step.number
+        metrics = step.metrics
         own = {name: float(np.asarray(local_copy(value))) for name, value in metrics.further.items()}
         loss, grad_norm, weight = (float(np.asarray(local_copy(value))) for value in metrics[:3])  # the cheapest read
         if not self.skips.takes(number, loss, grad_norm):
             self._weight += weight
+            self._rows += step.rows or 0
             elapsed = max(at - self._since, 1e-9)
-            speeds = self._weight / elapsed, elapsed / (number - self._counted)
-            self._latest = Progress(number, loss, grad_norm, *speeds, own | self.skips.figures)
+            self._latest = Progress(
+                step=number,
+                loss=loss,
+                grad_norm=grad_norm,
+                weight_per_second=self._weight / elapsed,
+                rows_per_second=None if step.rows is None else self._rows / elapsed,
+                seconds=elapsed / (number - self._counted),
+                extra=own | self.skips.figures,
+            )
         if number == self._first:  # it includes compilation: start timing at its end
             self._restart_clock(number, at)
 
@@ -147,5 +194,8 @@ class LateLog:
         self.on_progress(progress)
 
     def _restart_clock(self, step: int, at: float) -> None:
-        """Restarts the time and the weight at the end of a step."""
-        self._counted, self._since, self._weight = step, at, 0.0
+        """Restarts the time, the weight and the rows at the end of a step."""
+        self._counted = step
+        self._since = at
+        self._weight = 0.0
+        self._rows = 0

@@ -76,9 +76,32 @@ def test_first_step_and_pauses_are_not_timed(monkeypatch):
         after_pause=lambda number, state: takes(8.0),
         on_progress=reported.append,
     )
-    assert [(each.step, each.seconds, each.tokens_per_second) for each in reported] == [
+    assert [(each.step, each.seconds, each.weight_per_second) for each in reported] == [
         (step, 0.25, 40.0) for step in (10, 12, 15, 18)
     ]
+
+
+ROWS = {"weights": np.ones(16)}
+TOKENS = {"weights": np.ones((16, 8))}
+
+
+@pytest.mark.parametrize(("batch", "rows"), [(ROWS, 64.0), (TOKENS, None), ({}, None)], ids=["rows", "tokens", "none"])
+def test_counts_rows_if_each_has_one_weight(batch, rows, monkeypatch):
+    """A step takes a quarter of a second; the pretended weight of its batch is 10."""
+    clock = [0.0]
+
+    class Timed(PretendStep):
+        def _on_wait(self, number):
+            clock[0] += 0.25
+            super()._on_wait(number)
+
+    reported = []
+    monkeypatch.setattr(late_log, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    run_steps(Timed(), first_state(), [batch] * 4, log_every=4, on_progress=reported.append)
+    (progress,) = reported
+    assert (progress.weight_per_second, progress.rows_per_second) == (40.0, rows)
+    assert progress.record().get("rows_per_second") == rows
+    assert progress.record()["tokens_per_second"] == 40.0
 
 
 @pytest.mark.parametrize(

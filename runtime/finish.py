@@ -69,7 +69,7 @@ def describe_losses(summary: dict[str, Any]) -> Iterator[str]:
         return
     yield f"Evaluation loss {summary['eval_loss']:.4f} after {counted(summary['steps'], 'step')}."
     if "bigram_loss" in summary:
-        side = "below" if summary["eval_loss"] < summary["bigram_loss"] else "NOT below"
+        side = "below" if summary["eval_loss"] < summary["bigram_loss"] else "not below"
         yield f"That is {side} the {summary['bigram_loss']:.4f} of a bigram model fitted on the same training text."
 
 

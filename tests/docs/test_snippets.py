@@ -87,6 +87,21 @@ def test_commands_parse(words, tmp_path, monkeypatch):
         load_config(source, arguments.overrides, num_processes=processes, simulate=devices)
 
 
+@pytest.mark.parametrize("page", [pytest.param(page, id=name(page)) for page in PAGES])
+def test_no_command_of_a_page_trains_a_finished_run_again(page):
+    """It would only answer that the run is finished."""
+    trained = set()
+    for words in commands(page):
+        arguments = [word for word in words if not word.startswith("strategy")]
+        trains = words[:1] in (["train"], ["launch"]) and not {"--dry-run", "--fresh", "--help"} & set(words)
+        if not trains or len(words) == 1 or " ".join(words) in SHOWN_TO_FAIL:
+            continue
+        changes = [word for word in arguments if word.startswith(("run.dir=", "train.steps="))]
+        run = (words[1], *changes)
+        assert run not in trained, f"give {' '.join(words)} a run.dir of its own"
+        trained.add(run)
+
+
 SHOWN_TO_FAIL = ["train quickstart strategy.fsdp=3 train.step=4 optimizer.lr=1e-3"]
 """Commands that README shows with their error, which has to be the true one."""
 

@@ -49,7 +49,7 @@ def test_the_bigram_model_is_measured_on_the_rows_that_the_model_is(batches, tmp
     assert dict(baselines(built)) == {"bigram_loss": pytest.approx(expected, rel=1e-12)}
 
 
-@pytest.mark.parametrize(("bigram", "side"), [(2.0, "below"), (1.5, "NOT below"), (1.2, "NOT below")])
+@pytest.mark.parametrize(("bigram", "side"), [(2.0, "below"), (1.5, "not below"), (1.2, "not below")])
 def test_describes_losses(bigram, side):
     summary = {"eval_loss": 1.5, "steps": 7, "bigram_loss": bigram}
     assert list(describe_losses(summary)) == [

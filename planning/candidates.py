@@ -211,7 +211,7 @@ def _variants(mesh: dict[str, int], model: ModelSizes, rows: int) -> Iterator[Ca
     """Yields the schedules, microbatches and policies of a mesh with so many rows for each device."""
     stages, named = mesh.get("pipe", 1), tuple(mesh.items())
     for zero in (0, 1) if mesh.get("data", 1) > 1 else (0,):
-        for keep in ("block", "step") if mesh.get("fsdp", 1) > 1 else ("block",):
+        for keep in ("block", "step") if mesh.get("fsdp", 1) > 1 and model.layers > 1 else ("block",):
             for microbatches in divisors(rows):
                 if stages == 1:
                     for remat in POLICIES if model.layers > 1 else ("none",):

@@ -99,6 +99,8 @@ class Estimator:
         traffic = self._traffic(candidate, rows_at_once)
         terms, bubble = self._times(candidate, block, traffic, rows_at_once)
         communication = passes * self._layers(candidate) * sum(map(sum, traffic.values())) + self._once(candidate)[0]
+        gather, scatter = self._outer_traffic(candidate)
+        communication += gather + candidate.accumulate * scatter
         return Estimate(sum(terms.values()), self.peak_bytes(candidate), terms, communication, bubble)
 
     def _rows(self, candidate: Candidate) -> float:
@@ -113,7 +115,7 @@ class Estimator:
         return group_of(Candidate(mesh=mesh), axes, self.target)
 
     def _seconds(self, candidate: Candidate, kind: str, size: float, *axes: str) -> float:
-        if all(candidate.size(axis) == 1 for axis in axes):
+        if not size or all(candidate.size(axis) == 1 for axis in axes):
             return 0.0
         return self.collective(kind, size, self.group(candidate.mesh, axes))
 
@@ -206,6 +208,12 @@ class Estimator:
             found["expert"] = (2 * exchange, 2 * exchange, repeats * 2 * exchange)
         return found
 
+    def _outer_traffic(self, candidate: Candidate) -> tuple[float, float]:
+        """Returns the time to gather the parameters outside the blocks, once a step, and to reduce their gradients."""
+        gradients = self.model.outer_parameters / candidate.size("tensor") * self.reduced
+        gather = self._seconds(candidate, "all-gather", gradients, "fsdp") / 2
+        return gather, self._seconds(candidate, "reduce-scatter", gradients, "fsdp")
+
     def _block_bytes(self, candidate: Candidate, itemsize: float) -> float:
         """Returns the bytes of one block that a device computes with."""
         tensor = candidate.size("tensor")
@@ -221,9 +229,12 @@ class Estimator:
         update = terms.pop("update")
         for axis, seconds in traffic.items():
             terms[f"traffic of {axis}"] = blocks * self._exposed(candidate, axis, seconds, block)
-        outer = self.model.outer_parameters / candidate.size("tensor") * self.reduced
-        once_a_pass = candidate.accumulate * self._seconds(candidate, "reduce-scatter", outer, "fsdp")
-        terms["traffic of fsdp"] += once_a_pass + self._seconds(candidate, "all-gather", outer, "fsdp") / 2
+        gather, scatter = self._outer_traffic(candidate)
+        if self.model.own and not self.model.own.is_stacked:
+            # the layers of a model without blocks hide the traffic of each other, half of it if compiled for 8 H100s
+            terms["traffic of fsdp"] += (gather + scatter) / 2
+        else:
+            terms["traffic of fsdp"] += gather + candidate.accumulate * scatter
         bubble = 0.0
         if stages > 1:
             again = RECOMPUTED[candidate.remat] * block.forward

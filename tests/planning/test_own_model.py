@@ -138,6 +138,22 @@ def test_kernels_of_a_step_are_those_of_the_traced_loss(config_of):
     assert terms["products and kernels"] == pytest.approx(2 * product + 6 * touched + 2 * start)
 
 
+@pytest.mark.parametrize(("accumulate", "share"), [(1, 1 / 2), (4, 1 / 5)])
+def test_layers_hide_half_of_the_traffic_of_fsdp(accumulate, share, config_of):
+    """With times of 1 s: a gather, and for each microbatch a sum of gradients; all but one of these are hidden."""
+    config = config_of(linear, NUMBERS)
+    estimator = Estimator(model_sizes(config, 8), parse_target(TARGET), 64, config.precision)
+    estimator._outer_traffic = lambda candidate: (1.0, 1.0)
+    found = estimator.estimate(Candidate(mesh=(("fsdp", 8),), accumulate=accumulate))
+    assert found.terms["traffic of fsdp"] == pytest.approx(1.0, rel=1e-2)
+    assert found.exposed_share == pytest.approx(share, rel=1e-2)
+
+
+def test_parameters_of_a_model_without_blocks_are_gathered_in_one_way(config_of):
+    rows, _ = rank(config_of(linear, NUMBERS), parse_target(TARGET))
+    assert {row.candidate.keep for row in rows} == {"block"}
+
+
 def test_stated_operations_replace_the_counted_ones(config_of):
     config = config_of(lambda: linear(searches=True, flops_per_row=30.0), NUMBERS)
     model = OwnModel(config, linear(searches=True, flops_per_row=30.0), open_splits(config.data), devices=8)

@@ -471,7 +471,7 @@ def test_every_candidate_that_may_fit_is_compiled_before_nothing_fits(monkeypatc
     with pytest.raises(UserError, match=r"no mesh of h100:1x8 fits: of all compiled candidates.*needs 1000 B of"):
         search_with(LargeCompilations, monkeypatch, "mlp", "train.global_batch=64")
     rows = best("mlp", "h100:1x8", "train.global_batch=64")
-    assert len(set(started)) == len(rows) > 10 * search_module.MAX_PER_MESH
+    assert len(set(started)) == len(rows) > 5 * search_module.MAX_PER_MESH
 
 
 def test_nothing_fits_is_one_sentence(without_compiler, cli):

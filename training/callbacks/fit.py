@@ -160,12 +160,11 @@ def fit(
     num_steps = start + _count_batches(batches) if num_steps is None else num_steps
     for callback in callbacks:
         check_callback(callback, f"callbacks: {type(callback).__name__}")
-    check_local(folder, "folder")
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    directory = _make_directory(folder)
     with ExitStack() as stack:
         display = stack.enter_context(Display(num_steps, start, _title(step))) if progress else None
         run = Run(
-            folder=Path(folder),
+            folder=directory,
             start=start,
             num_steps=num_steps,
             batch=global_batch,
@@ -188,6 +187,13 @@ def fit(
     if signal_name.startswith("SIGINT"):
         raise Interrupted(fitted, num_steps)
     return fitted
+
+
+def _make_directory(folder: Path | str) -> Path:
+    check_local(folder, "folder")
+    directory = Path(folder)
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
 
 
 def _count_batches(batches: Iterable[Batch]) -> int:

@@ -9,6 +9,9 @@ records of metrics.jsonl and owner.json:
 Everything that opens a checkpoint compares both (`StoredCheckpoint`): a resume, `load_run`, a warm start, an export. A
 directory of an earlier version has no identity, and gets one at its next start; its checkpoints carry none.
 
+Checkpoints that Python code saves without a config carry the identity of their series instead: that of the checkpoints
+that are in the directory already, or a new one. A directory with checkpoints of two series is not restored.
+
 A directory that was moved holds the same run. If a directory was copied, and the original is still there, the copy
 becomes a run of its own when it starts: checkpoints that the original saved until then belong to both.
 """
@@ -17,16 +20,20 @@ import os
 import re
 import secrets
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .damage import CheckpointError
+from .checksums import read_description
+from .damage import CheckpointError, DamagedCheckpoint
 from .directory import contents
 
 CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
 RUN = "run"
 """The key of the identity in the description of a checkpoint and in the records of metrics.jsonl."""
+SERIES = "series"
+"""The key of the identity in the description of a checkpoint that no run of a config wrote."""
 IDENTITY_BYTES = 8
 DIGITS = f"[0-9a-f]{{{2 * IDENTITY_BYTES}}}"
 RUN_LINE = re.compile(rf"# run ({DIGITS})(?: in (/.*))?")
@@ -188,6 +195,52 @@ def check_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
         if not identity.has(run, step):
             reason = explain_foreign(folder, identity, run)
             raise ForeignRun(f"{path} is of another run: {reason}. {_remedy(identity, run, folder)}")
+
+
+def find_series(about: Mapping[str, Any], directory: Path) -> str:
+    """Returns the identity of the series that a checkpoint continues: of the latest one there, or a new one.
+
+    Args:
+        about: Plain values about the run; with an identity of the run, there is no series.
+        directory: The directory of its checkpoints, which need not exist.
+    """
+    if about.get(RUN):
+        return ""
+    steps_of = _steps_of_series(directory)
+    latest = max(steps_of, key=lambda series: max(steps_of[series]), default="")
+    return latest or secrets.token_hex(IDENTITY_BYTES)
+
+
+def check_one_series(directory: Path) -> None:
+    """Checks that all checkpoints of a directory are of one series, unless the config of a run tells its own.
+
+    Raises:
+        ForeignRun: They are of several; lists the steps of each.
+        OSError: A file cannot be read.
+    """
+    identity = read_identity(directory.parent) if directory.name == CHECKPOINTS else None
+    if identity is not None and identity.run:
+        return
+    steps_of = _steps_of_series(directory)
+    if len(steps_of) < 2:
+        return
+    lines = [f"  steps {', '.join(map(str, steps))}: series {series}" for series, steps in steps_of.items()]
+    raise ForeignRun(
+        "\n".join([f"{directory} holds checkpoints of several trainings with the same shapes:", *lines])
+        + "\nMove those of the others to another directory."
+    )
+
+
+def _steps_of_series(directory: Path) -> dict[str, list[int]]:
+    """Returns the steps of each series, and of each run, of the complete checkpoints in a directory."""
+    found: dict[str, list[int]] = {}
+    for step in contents(directory).steps:
+        with suppress(DamagedCheckpoint, OSError):  # its restore explains why it cannot be read
+            description = read_description(directory / str(step))
+            series = description.get(SERIES) or description["about"].get(RUN)
+            if series:
+                found.setdefault(series, []).append(step)
+    return found
 
 
 def _remedy(identity: Identity, run: str, folder: Path) -> str:

@@ -30,6 +30,7 @@ from ..parallel.step.model_order import (
 from .checksums import checksums_by_path, with_description
 from .damage import CheckpointError, DamagedCheckpoint, SaveFailed, leave_errors_to_one_message, reason
 from .directory import DAMAGED, REMOVED, UNFINISHED, contents, set_aside
+from .identity import SERIES, check_one_series, find_series
 from .restore import (
     MODEL_ORDER,
     StoredCheckpoint,
@@ -94,6 +95,7 @@ class Checkpoints:
         self._directory, self._also_keep = absolute_path(directory), frozenset[int]()
         self._saving: int | None = None
         self._failure: SaveFailed | None = None
+        self._series = ""
         self._about, self._description = dict(about or {}), dict[str, Any]()
         self._has_swept, self._restores, self._waited, self._logged = False, 0, 0.0, 0.0
         self._remover = ThreadPoolExecutor(1, "remove-checkpoints")
@@ -165,6 +167,7 @@ class Checkpoints:
             if not self._has_swept:
                 self._remove(f"*{UNFINISHED}*", f"{REMOVED}*")
             self._watch(partial(self._keep_foreign, step))
+            self._series = self._series or find_series(self._about, self._directory)
         self._has_swept = True
         arrays = stored_arrays(in_model_order(state))
         description = {
@@ -174,6 +177,7 @@ class Checkpoints:
             "order": MODEL_ORDER,
             "mesh": mesh_of(state),
             "packing": packing_of(state),
+            SERIES: self._series,
         }
         self._description = json.loads(json.dumps({**description, "checksums": checksums_by_path(arrays)}))
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(arrays))  # pyright: ignore[reportCallIssue]
@@ -306,6 +310,7 @@ class Checkpoints:
             raise CheckpointError(f"No complete checkpoint in {self._directory}.")
         if step is not None and step not in steps:
             raise CheckpointError(f"No complete checkpoint of step {step} in {self._directory}; only {steps}.")
+        check_one_series(self._directory)
         return steps[-1] if step is None else step
 
     def _watch(self, action: Callable[[], Any]) -> None:

@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from spmdkit.checkpoints.checksums import read_description
 from spmdkit.checkpoints.directory import find
 from spmdkit.checkpoints.identity import (
     ForeignRun,
@@ -155,3 +156,37 @@ def test_metrics_of_another_run_are_named(tmp_path):
     check_records(path, [{**other, "step": 11}])  # the next start drops it
     with pytest.raises(ForeignRun, match=f"metrics.jsonl is of another run: it carries the identity {OTHER}, and "):
         check_records(path, [ours, other])
+
+
+def test_checkpoints_of_two_python_programs_are_not_mixed(tmp_path):
+    """Each directory has a series of its own, which later programs in it continue."""
+    for name, steps in (("one", (10, 20)), ("two", (30,))):
+        write(tmp_path / name, *map(run_state, steps), about=None)
+    folder = tmp_path / "one" / "checkpoints"
+    series = [read_description(path)["series"] for path in (folder / "10", folder / "20")]
+    assert series[0] == series[1]
+    write(tmp_path / "one", run_state(25), about=None)
+    with opened(folder, run_state(0)) as checkpoints:
+        assert int(checkpoints.restore().step) == 25
+        shutil.copytree(tmp_path / "two" / "checkpoints" / "30", folder / "30")
+        for action in (checkpoints.restore, lambda: checkpoints.restore_newest(1.0)):
+            with pytest.raises(ForeignRun, match="several trainings") as raised:
+                action()
+        assert raised.value.exit_code == 2
+        assert f"  steps 10, 20, 25: series {series[0]}\n  steps 30: series " in str(raised.value)
+        (folder / "30").rename(tmp_path / "30")
+        assert int(checkpoints.restore().step) == 25
+
+
+def test_a_python_program_goes_on_beside_a_config_of_its_own(tmp_path):
+    folder = write(tmp_path / "run", run_state(10), about=None)
+    (folder / "config.yaml").write_text("learning_rate: 0.1\n")
+    with opened(folder / "checkpoints", run_state(0)) as checkpoints:
+        assert int(checkpoints.restore().step) == 10
+
+
+def test_a_damaged_checkpoint_belongs_to_no_series(tmp_path):
+    folder = write(tmp_path / "run", run_state(10), run_state(20), about=None)
+    (folder / "checkpoints" / "20" / "description.json").write_text("{")
+    with opened(folder / "checkpoints", run_state(0)) as checkpoints:
+        assert checkpoints.restore_newest(1.0).step == 10

@@ -22,7 +22,7 @@ from orbax.checkpoint._src import asyncio_utils
 
 from ..layouts.sizes import counted
 from ..mesh.errors import TryAgain, UserError, first_lines
-from ..mesh.known_causes import TRACEBACK_VARIABLE, is_out_of_memory
+from ..mesh.known_causes import TRACEBACK_VARIABLE, is_out_of_memory, lacks_memory, machine_remedy
 
 NOT_DAMAGE = frozenset(
     (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -80,10 +80,13 @@ def explain(folder: Path, error: Exception) -> Exception:
     while isinstance(error.__cause__, Exception):  # Orbax wraps what TensorStore raises
         error = error.__cause__
     number = error_number(error)
-    if number in NOT_DAMAGE:
+    if number in NOT_DAMAGE or lacks_memory(error):
+        remedy = "repair its permissions or the file system"
+        if lacks_memory(error) or number in (errno.EMFILE, errno.ENFILE):
+            remedy = _remedy(number, error)
         return CheckpointUnavailable(
-            f"The checkpoint {folder} cannot be read now: {reason(error)}. It may be intact: leave it there, repair "
-            "its permissions or the file system, and start the same command again."
+            f"The checkpoint {folder} cannot be read now: {reason(error)}. It may be intact: leave it there, {remedy}, "
+            "and start the same command again."
         )
     if number in MISSING or (number is None and WRONG_BYTES.search(str(error))):
         return DamagedCheckpoint(f"The checkpoint {folder} is damaged: {reason(error)}.")
@@ -91,6 +94,13 @@ def explain(folder: Path, error: Exception) -> Exception:
         f"The checkpoint {folder} cannot be opened: {reason(error)}. Nothing shows that it is damaged: keep it. Check "
         "its path and the file system, and open it with the versions of orbax-checkpoint and tensorstore that saved it."
     )
+
+
+def _remedy(number: int | None, error: Exception) -> str:
+    """Returns the fix for an error of memory or of too many open files, for the middle of a sentence."""
+    system = OSError(number, os.strerror(number)) if number else error
+    remedy = machine_remedy(system)
+    return remedy[:1].lower() + remedy[1:]
 
 
 def error_number(error: BaseException) -> int | None:

@@ -20,6 +20,7 @@ from orbax.checkpoint._src.metadata.array_metadata_store import Store
 from ..layouts.sizes import array_bytes, format_bytes
 from ..mesh.errors import UserError
 from ..mesh.files import absolute_path
+from ..mesh.known_causes import machine_remedy
 from ..mesh.processes import is_main_process
 from ..parallel.step.model_order import (
     abstract_in_model_order,
@@ -334,8 +335,8 @@ class Checkpoints:
             there = f"Complete there: {self.steps() or 'none'}; {room}."
         return SaveFailed(
             f"Checkpoint of step {self._saving} could not be written to {self._directory}: {reason(error)}. {there} "
-            "Free space or repair the file system, then start the same command again: it resumes from the latest "
-            "complete checkpoint."
+            f"{machine_remedy(error)}, then start the same command again: it resumes from the latest complete "
+            "checkpoint."
         )
 
     def _make_room(self) -> None:

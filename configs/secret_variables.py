@@ -14,9 +14,12 @@ from ..mesh.errors import UserError
 from .yaml_reader import read_yaml
 
 SECRET = re.compile(
-    r"(TOKEN|KEYS?|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|(?<![^_])PASS)\d*(?=_|$)", re.IGNORECASE
+    r"(TOKEN|KEYS?|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|PASSCODE|CREDENTIALS?|CREDS|(?<![^_])PASS"
+    r"|(?<!^)(?<!^OLD)PWD)\d*(?=_|$)",
+    re.IGNORECASE,
 )
-"""A word with such an ending, between underscores: HF_TOKEN, WANDB_API_KEY, PGPASSWORD; not TOKENIZERS_PARALLELISM."""
+"""A word with such an ending, between underscores: HF_TOKEN, WANDB_API_KEY, PGPASSWORD, DB_PWD; not
+TOKENIZERS_PARALLELISM, and not the shell's PWD and OLDPWD."""
 SECTION = ("launch", "environment")
 
 

@@ -14,6 +14,12 @@ from ..mesh.errors import printable
 from .config_errors import Problem
 
 TOO_DEEP = "the values nest too deeply, or an alias contains itself"
+MAX_VALUES = 100_000
+"""Values of a document with its aliases expanded: a few hundred bytes of aliases of aliases make billions."""
+TOO_MANY = (
+    f"its aliases expand to more than {MAX_VALUES:,} values, which no config needs. "
+    "Write the values without aliases of aliases"
+)
 NESTED = ". A key with a value cannot have keys below it: write fsdp: {size: 4, floor_bytes: 64KiB}"
 INVALID: Any = object()
 """Marks an invalid value, for which a problem was recorded."""
@@ -99,7 +105,13 @@ def read_yaml(text: str) -> Document:
         reading.problems.append(Problem("", f"invalid YAML: {_on_one_line(error)}"))
     except RecursionError:
         reading.problems.append(Problem("", f"invalid YAML: {TOO_DEEP}"))
+    except TooManyValues:
+        reading.problems.append(Problem("", f"invalid YAML: {TOO_MANY}."))
     return Document(None if value is INVALID else value, reading.lines, reading.problems, is_empty=node is None)
+
+
+class TooManyValues(Exception):
+    """A document with more than MAX_VALUES values, and more than its text contains."""
 
 
 class _Reading:
@@ -110,9 +122,20 @@ class _Reading:
     def __init__(self) -> None:
         self.lines: dict[tuple[str, ...], int] = {}
         self.problems: list[Problem] = []
+        self._seen: set[int] = set()
+        self._repeated = 0
 
     def read_node(self, node: yaml.Node, path: tuple[str, ...]) -> Any:
-        """Returns the value of a node and records the lines of the keys below it."""
+        """Returns the value of a node and records the lines of the keys below it.
+
+        Raises:
+            TooManyValues: Aliases repeat more nodes than MAX_VALUES; values that the text itself contains do not count.
+        """
+        if id(node) in self._seen:
+            self._repeated += 1
+            if self._repeated > MAX_VALUES:
+                raise TooManyValues
+        self._seen.add(id(node))
         if node.tag not in TAGS:
             tag = printable(node.tag.replace("tag:yaml.org,2002:", "!!"))
             return self._reject(node, f"the tag {tag!r} is not supported. Remove it.")

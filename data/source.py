@@ -1,9 +1,10 @@
 """The interface of data: random access to examples of one shape, in two splits."""
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -250,6 +251,43 @@ def memory_map_of(array: Any) -> np.memmap | None:
     while array is not None and not isinstance(array, np.memmap):
         array = getattr(array, "base", None)
     return array
+
+
+class MappedFiles:
+    """The files of memory maps: a part that a file loses is an error of the bus (SIGBUS), without a message."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        """Notes the files.
+
+        Args:
+            sizes: Path -> the bytes that the maps reach into the file.
+        """
+        self._sizes = dict(sizes)
+
+    @classmethod
+    def of_arrays(cls, arrays: Iterable[np.ndarray]) -> Self:
+        """Returns the files of arrays, those in memory left out."""
+        sizes: dict[str, int] = {}
+        for array in arrays:
+            mapped = memory_map_of(array)
+            if mapped is not None and mapped.filename is not None:
+                path = str(mapped.filename)
+                sizes[path] = max(sizes.get(path, 0), mapped.offset + mapped.nbytes)
+        return cls(sizes)
+
+    def check(self) -> None:
+        """Checks, before a part is read, that all files are still as long.
+
+        Raises:
+            BadDataError: A file is shorter, or gone.
+        """
+        for path, size in self._sizes.items():
+            found = os.stat(path).st_size if os.path.exists(path) else 0
+            if found < size:
+                raise BadDataError(
+                    f"{path} has {found:,} bytes now, but had at least {size:,} when this run opened it: it was cut or "
+                    "written again while the run reads it. Restore it, and give new data another name."
+                )
 
 
 def _rows_in(array: np.ndarray, size: int) -> int:

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from .source import BadDataError, BatchedSource, find_part
+from .source import BadDataError, BatchedSource, MappedFiles, find_part
 from .sources.texts import Document
 
 
@@ -71,6 +71,7 @@ class WindowSource(BatchedSource):
     ) -> None:
         streams = [stream for stream in streams if len(stream.ids) > length]
         self._names = [stream.name for stream in streams]
+        self._files = MappedFiles.of_arrays(stream.ids for stream in streams)
         self._windows = [sliding_window_view(stream.ids, length + 1)[::length] for stream in streams]
         self._starts = np.cumsum([0, *(len(windows) for windows in self._windows)])
         self._length = length
@@ -85,8 +86,9 @@ class WindowSource(BatchedSource):
         """Returns the examples at `indices` (int64, (N,)), stacked: arrays of shape (N, L).
 
         Raises:
-            BadDataError: A token id is outside the vocabulary.
+            BadDataError: A token id is outside the vocabulary, or a mapped file was cut.
         """
+        self._files.check()
         ids = np.empty((len(indices), self._length + 1), np.int32)
         of_stream, places = find_part(self._starts, indices)
         for stream in np.unique(of_stream):

@@ -68,6 +68,10 @@ MEMORY_REMEDY = (
 XLA_OUT_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|out of memory", re.IGNORECASE)
 NO_MEMORY_TO_LOAD = re.compile("cannot allocate memory|failed to map segment|can't start new thread", re.IGNORECASE)
 """In messages of the loader and of threads."""
+MEMORY_OF_SYSTEM = re.compile(
+    r"OS error 12\b|os_error_code='12'|RESOURCE_EXHAUSTED|cannot allocate memory", re.IGNORECASE
+)
+"""In messages of TensorStore and Orbax."""
 LOST_WORKER = re.compile(
     r"DataLoader worker \(pid|DataLoader timed out|worker process.* (terminated|killed|died)", re.IGNORECASE
 )
@@ -95,6 +99,28 @@ def is_out_of_memory(error: BaseException) -> bool:
         return XLA_OUT_OF_MEMORY.search(str(error)) is not None
     may_be = isinstance(error, ImportError | OSError | RuntimeError)
     return isinstance(error, MemoryError) or (may_be and NO_MEMORY_TO_LOAD.search(str(error)) is not None)
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Returns True if an error, or one of those that it was raised from, says that memory ran out."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        text = str(current)
+        if is_out_of_memory(current) or "bad_alloc" in text or MEMORY_OF_SYSTEM.search(text):
+            return True
+        current = current.__cause__ or current.__context__
+    return False
+
+
+def machine_remedy(error: BaseException) -> str:
+    """Returns the fix for an error of the machine while files are written, without a full stop."""
+    if lacks_memory(error):
+        return "Raise the limit of memory (ulimit -v, or that of the job), or close other programs"
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return "Raise the limit of open files (ulimit -n)"
+    return "Free space or repair the file system"
 
 
 def _find_lost_peer(error: BaseException | None) -> BaseException | None:

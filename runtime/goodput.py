@@ -21,6 +21,7 @@ cannot be written to costs lines and nothing else.
 """
 
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -157,8 +158,10 @@ class Ledger:
         self._append(json.dumps(line) + "\n")
 
     def _append(self, text: str) -> None:
-        with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
-            file.write(text)
+        with suppress(OSError):
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            with open(descriptor, "a", encoding="utf-8") as file:
+                file.write(text)
 
 
 def read_goodput(path: Path) -> Goodput | None:

@@ -11,6 +11,7 @@ import jax
 
 from ..layouts.sizes import format_bytes
 from ..mesh.errors import TryAgain, UserError, raise_problems
+from ..mesh.known_causes import machine_remedy
 from ..training.run_files import BESIDE, PIECES, Kind, reason
 from .build_run import Built
 
@@ -76,6 +77,11 @@ def _problem(path: Path, kind: Kind) -> str:
         found = "directory"
     elif path.exists():
         found = "file" if path.is_file() else "device or pipe"
+        if found == kind == "file" and path.is_symlink():
+            return (
+                f"{path} is a symbolic link to {os.path.realpath(path)}, a file outside of the run that it would "
+                "overwrite; a run keeps a file of that name. Move the link, or set run.dir to another directory."
+            )
     else:
         found = "broken symbolic link"
     expected = "directory" if kind == "folder" else "file"
@@ -94,8 +100,8 @@ def explain_unusable(folder: Path, error: OSError) -> UserError | DirectoryUnava
     """Returns the error of a directory that cannot be created or written to: the user's or the machine's."""
     if error.errno in MACHINE:
         return DirectoryUnavailable(
-            f"The directory {folder} of run.dir is not writable: {reason(error)}. Free space or repair the file "
-            "system, then start the same command again; or set run.dir to a directory elsewhere."
+            f"The directory {folder} of run.dir is not writable: {reason(error)}. {machine_remedy(error)}, then start "
+            "the same command again; or set run.dir to a directory elsewhere."
         )
     if isinstance(error, NotADirectoryError | FileExistsError):
         file = next((each for each in (folder, *folder.parents) if each.is_file()), folder)

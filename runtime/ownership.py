@@ -273,7 +273,8 @@ def _lock(folder: Path) -> Iterator[None]:
     """Holds the lock of owner.json; other jobs wait. Has no effect on a file system without locks."""
     path = folder / LOCK
     while True:
-        with path.open("ab") as file:  # its end releases the lock
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        with open(descriptor, "ab") as file:  # its end releases the lock
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
             if _is_file(path, file.fileno()):

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from ..mesh.errors import UserError
 from ..mesh.files import write_text
+from ..mesh.processes import print_progress
 
 
 class MetricsLog:
@@ -20,7 +21,7 @@ class MetricsLog:
         """Opens the log for the steps after `start_step`.
 
         Drops records of later steps, which a run killed after its last checkpoint leaves behind, since those steps are
-        trained again, and an incomplete line. The file is replaced atomically.
+        trained again, and an incomplete last line, about which it prints a line. The file is replaced atomically.
 
         Args:
             path: The file; a missing directory is created.
@@ -32,6 +33,7 @@ class MetricsLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             records = read_metrics(path)
+            remark_cut_line(path)
             kept = [each for each in records if type(each.get("step")) is not int or each["step"] <= start_step]
             write_text(path, "".join(map(_to_line, kept)))
         self._path = path
@@ -90,6 +92,18 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         elif number < len(lines) or line.strip("\0")[:1] not in ("", "{"):
             raise UserError(f"{path} line {number} is not a JSON object: {line[:80]!r}. Remove it.")
     return records
+
+
+def remark_cut_line(path: Path) -> None:
+    """Prints a line if the last line of a file is incomplete, so that its reader leaves it out."""
+    content = path.read_bytes()
+    if not content or content.endswith(b"\n"):
+        return
+    last = content.rpartition(b"\n")[2]
+    print_progress(
+        f"{path}: removing its last line, of which only the first {len(last):,} bytes were written: a process was "
+        "killed, or the disk was full."
+    )
 
 
 def _to_line(record: Mapping[str, Any]) -> str:

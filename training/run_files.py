@@ -36,6 +36,7 @@ PIECES: dict[str, Kind] = {
 BESIDE: dict[str, Kind] = {
     "logs": "folder",
     "owner.json": "file",
+    "owner.json.lock": "file",
     **{f"{name}{PARTIAL}": "file" for name, kind in PIECES.items() if kind == "file"},
 }
 """Other files in the directory: logs of processes, the owner, and files that are renamed when complete."""

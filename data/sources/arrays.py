@@ -10,7 +10,7 @@ import numpy as np
 from ...mesh.errors import UserError
 from ..config import DataConfig
 from ..examples import count_rows, flat, not_numeric, shapes_of, with_weights
-from ..source import BatchedSource, Splits, divide_rows, find_part, fingerprint, splits_of
+from ..source import BatchedSource, MappedFiles, Splits, divide_rows, find_part, fingerprint, splits_of
 from ..value_ranges import Limit, Limits, check_source, check_vocabulary
 from .source_files import find_files, raise_system_error, reason_of
 
@@ -51,13 +51,19 @@ class ArraySource(BatchedSource):
         self.arrays_in_memory = with_weights(arrays, 1)
         """The arrays themselves, with weights."""
         self._origin = origin
+        self._files = MappedFiles.of_arrays(arrays.values())
 
     def __len__(self) -> int:
         """Returns the number of rows."""
         return self._length
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the rows at `indices` (int64, (N,)) of each array."""
+        """Returns the rows at `indices` (int64, (N,)) of each array.
+
+        Raises:
+            BadDataError: A mapped file was cut.
+        """
+        self._files.check()
         return {name: array[indices] for name, array in self.arrays_in_memory.items()}
 
     def rows(self, indices: np.ndarray) -> "ArraySource":

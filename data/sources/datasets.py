@@ -4,6 +4,7 @@ Examples are a PyTorch `Dataset`, a Hugging Face `Dataset`, a list of examples, 
 are read when batches need them; the order is the runtime's, as for every source with random access.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from ...mesh.errors import UserError, counted
 from ...parallel.model.user_errors import as_user_error
 from ..examples import PAIR, as_array, as_arrays, shapes_of, with_weights
-from ..source import Splits, divide_rows, fingerprint, splits_of, spread_indices
+from ..source import MappedFiles, Splits, divide_rows, fingerprint, splits_of, spread_indices
 from ..value_ranges import check_vocabulary
 from .arrays import from_arrays
 
@@ -31,6 +32,8 @@ class DatasetSource:
 
     def __init__(self, dataset: Any, names: Sequence[str] = PAIR, rows: np.ndarray | None = None) -> None:
         self._dataset, self._names, self._rows = dataset, names, rows
+        files = [entry["filename"] for entry in getattr(dataset, "cache_files", None) or ()]  # of Hugging Face
+        self._files = MappedFiles({path: os.path.getsize(path) for path in files if os.path.isfile(path)})
 
     def __len__(self) -> int:
         """Returns the number of examples."""
@@ -39,6 +42,7 @@ class DatasetSource:
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         """Returns example `index`."""
         row = self._row(index)
+        self._files.check()
         with self._reading(row):
             return with_weights(as_arrays(self._dataset[row], self._names), 0)
 
@@ -47,7 +51,9 @@ class DatasetSource:
 
         Raises:
             UserError: Examples differ in names, dtypes or shapes, or the dataset raises an error.
+            BadDataError: A mapped file was cut.
         """
+        self._files.check()
         rows = [self._row(int(index)) for index in indices]
         with self._reading(rows[0], *rows[-1:]):
             many = getattr(self._dataset, "__getitems__", None)

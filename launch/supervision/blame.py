@@ -25,6 +25,7 @@ from ...mesh.known_causes import ranks_without_heartbeat, reports_lost_peer, rep
 from .output import last_words, log_file
 from .process_state import RUNS
 
+HINTS = {"killed by SIGBUS": " (a mapped file was cut while it was read, or /dev/shm is full)"}
 MAX_SIGNAL = 64
 MAX_NAMED_RANKS = 8
 ALL_LINES = 10_000
@@ -162,7 +163,7 @@ def find_cause(
         agreed = _find_agreed(own, failed, tails) if own.code == TRY_AGAIN else None
         how = describe_end(own.code)
         code = TRY_AGAIN if how.startswith("killed") else own.code  # another attempt may succeed
-        return agreed or Cause(own.rank, how, code, own.rank)
+        return agreed or Cause(own.rank, f"{how}{HINTS.get(how, '')}", code, own.rank)
     if not failed and (was_asked or not any(end.stopped for end in exits)):
         return None
     early = next((end.rank for end in exits if end.code == FINISHED and not end.stopped), None)

@@ -89,8 +89,8 @@ class Log:
 
 
 def _open_without_blocking(path: str, flags: int) -> int:
-    """Opens a file; a pipe in its place must not block the launcher."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o644)
+    """Opens a file; a pipe in its place must not block the launcher, and the target of a link is not the run's."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0), 0o644)
 
 
 class MutableWriter:

@@ -65,6 +65,7 @@ def adapt(
     for key, value, entry in (("example", example, "inputs: array"), ("metrics", metrics or {}, "name: function")):
         if not isinstance(value, Mapping):
             raise UserError(f"adapt: {key} must be a mapping {{{entry}}}, got a {type(value).__name__}.")
+    _check_example(example)
     of_batch = _inputs(inputs)
     first_row = {"example": np.zeros(1, np.int32), **{key: array[:1] for key, array in example.items()}}
     first = module[0] if isinstance(module, tuple) and module else module
@@ -137,6 +138,23 @@ def _adapted(module: Any, inputs: Any) -> Adapted:
     return getattr(import_module(f".{file}", __package__), f"adapt_{file}")(module, inputs)
 
 
+def _check_example(example: Mapping[str, Any]) -> None:
+    """Checks that an example of a batch is arrays with at least one row on dim 0."""
+    for name, value in example.items():
+        if not hasattr(value, "shape") or not hasattr(value, "__getitem__"):
+            raise UserError(
+                f"adapt: example[{name!r}] must be an array with rows on dim 0, got {value!r:.60} "
+                f"({type(value).__name__}). Use np.asarray([...]) of at least one row."
+            )
+        shape = tuple(value.shape)
+        if not shape or shape[0] == 0:
+            found = f"no rows, shape {shape}" if shape else "a scalar, without dims"
+            raise UserError(
+                f"adapt: example[{name!r}] must be an array with at least one row on dim 0, got {found}. A value that "
+                "all rows share belongs into the module or the loss, not into the batch."
+            )
+
+
 def _inputs(given: str | Sequence[str] | Callable[..., Any]) -> Callable[[Batch, Array | None], Any]:
     """Returns the function from a batch and the key of a step to the module's arguments."""
     if callable(given):
@@ -144,6 +162,11 @@ def _inputs(given: str | Sequence[str] | Callable[..., Any]) -> Callable[[Batch,
             return lambda batch, key: given(batch, keys=row_keys(key, batch["example"]))
         return lambda batch, key: given(batch)
     if not isinstance(given, str):
+        if not isinstance(given, list | tuple) or not given:
+            raise UserError(
+                f"adapt: inputs={given!r:.60} ({type(given).__name__}) must be the name of an array of the batch, a "
+                "list of names, or a function of the batch."
+            )
         each = [_inputs(name) for name in given]
         return lambda batch, key: tuple(named(batch, key) for named in each)
 

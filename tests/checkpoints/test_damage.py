@@ -14,7 +14,7 @@ from orbax.checkpoint._src import asyncio_utils
 from spmdkit.checkpoints import damage
 from spmdkit.checkpoints.damage import CheckpointUnavailable, DamagedCheckpoint, explain, reason
 from spmdkit.checkpoints.manager import Checkpoints
-from spmdkit.mesh.known_causes import TRACEBACK_VARIABLE
+from spmdkit.mesh.known_causes import TRACEBACK_VARIABLE, machine_remedy
 from support.checkpoint_states import abstract, host_state, placed
 
 FOLDER = Path("/runs/one/checkpoints/20")
@@ -145,3 +145,31 @@ def test_failed_write_waits_for_the_others_of_its_thread(quiet, monkeypatch, tra
     with ThreadPoolExecutor(1) as thread, pytest.raises(OSError, match="No space left"):
         thread.submit(asyncio_utils.run_sync, both()).result()
     assert written == [True]
+
+
+NO_MEMORY = "error: [OS error 12: Cannot allocate memory]"
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (MemoryError(), "Raise the limit of memory (ulimit -v, or that of the job), or close other programs"),
+        (RuntimeError("can't start new thread"), "Raise the limit of memory"),
+        (ValueError(NO_MEMORY), "Raise the limit of memory"),
+        (ValueError("RESOURCE_EXHAUSTED: x"), "Raise the limit of memory"),
+        (RuntimeError("std::bad_alloc"), "Raise the limit of memory"),
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "Raise the limit of open files (ulimit -n)"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "Free space or repair the file system"),
+    ],
+)
+def test_remedy_depends_on_what_the_machine_lacks(error, remedy):
+    assert machine_remedy(error).startswith(remedy)
+    wrapped = KeyError("of a library")
+    wrapped.__cause__ = error
+    assert ("memory" not in remedy) or machine_remedy(wrapped).startswith(remedy)
+
+
+def test_a_restore_without_memory_names_the_limit():
+    meant = explain(FOLDER, ValueError(NO_MEMORY))
+    assert isinstance(meant, CheckpointUnavailable)
+    assert "leave it there, raise the limit of memory (ulimit -v" in str(meant)

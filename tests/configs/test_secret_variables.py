@@ -20,7 +20,8 @@ SECTION = f"launch.environment={{HF_TOKEN: {VALUE}, NCCL_DEBUG: WARN}}"
 
 def test_redacts_only_secrets():
     secrets = ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_KEY", "PGPASSWORD", "DB_PASS", "SECRET2", "hf_token"]
-    others = ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "NCCL_BYPASS", "KEYBOARD"]
+    secrets += ["DB_PWD", "MYSQL_PWD", "DBPWD", "AWS_CREDENTIALS", "GIT_CREDS", "DOOR_PASSCODE"]
+    others = ["PWD", "OLDPWD", "TOKENIZERS_PARALLELISM", "MAX_TOKENS", "NCCL_BYPASS", "KEYBOARD"]
     assert [name for name in (*secrets, *others) if is_secret(name)] == secrets
     assert redact(dict.fromkeys(secrets + others, VALUE)) == dict.fromkeys(secrets) | dict.fromkeys(others, VALUE)
 

@@ -1,4 +1,6 @@
+import itertools
 import math
+import time
 
 import pytest
 from spmdkit.configs.yaml_reader import read_yaml
@@ -75,3 +77,14 @@ def test_resolves_aliases():
 def test_rejects_invalid_text(text, message):
     (problem,) = read_yaml(text).problems
     assert message in problem.message
+
+
+def test_aliases_of_aliases_expand_to_a_limit():
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
+    for before, name in itertools.pairwise("abcdefghij"):
+        lines.append(f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]")
+    begin = time.monotonic()
+    (problem,) = read_yaml("\n".join(lines)).problems
+    assert "its aliases expand to more than 100,000 values, which no config needs" in problem.message
+    assert time.monotonic() - begin < 30
+    assert read_yaml("a: &a {x: 1}\nb: *a\nc: *a").value == {name: {"x": 1} for name in "abc"}

@@ -141,3 +141,12 @@ def test_going_back_in_the_same_process_loses_steps_and_no_time_between(path):
     assert steps == [("step", 1, 4), ("step", 5, 10), ("lost", 7, 10), ("step", 7, 12)], "from its checkpoint on"
     Ledger(path, step=12, began=1005.0)
     assert read_goodput(path).lost_steps == 4, "the next start does not lose them again"
+
+
+def test_a_link_in_place_of_the_ledger_is_not_followed(tmp_path):
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    (tmp_path / "goodput.jsonl").symlink_to(mine)
+    ledger = Ledger(tmp_path / "goodput.jsonl", step=0, began=time.time())
+    ledger.add(1, {"step": 1.0})
+    assert mine.read_text() == "mine"

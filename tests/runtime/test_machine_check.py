@@ -194,3 +194,18 @@ def test_the_most_that_was_in_use_is_that_of_the_system():
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     most = int(status.partition("VmHWM:")[2].split()[0]) * 1024
     assert measured_memory() == {"the process, with 8 devices": pytest.approx(most, rel=0.05)}
+
+
+@pytest.mark.parametrize("name", ["goodput.jsonl", "metrics.jsonl", "config.yaml", "owner.json.lock", "samples.jsonl"])
+def test_a_link_in_place_of_a_file_of_the_run_is_refused(name, tmp_path):
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / name).symlink_to(mine)
+    with pytest.raises(ValueError, match=rf"{name} is a symbolic link to {mine}, a file outside of the run that it"):
+        check_directory(run)
+    (run / name).unlink()
+    (tmp_path / "disk").mkdir()
+    (run / "checkpoints").symlink_to(tmp_path / "disk")
+    check_directory(run)

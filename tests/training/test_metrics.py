@@ -90,3 +90,13 @@ def test_failed_resume_leaves_the_log_unchanged(path, monkeypatch):
         MetricsLog(path, start_step=10)
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == ["metrics.jsonl"]
+
+
+def test_says_that_it_removes_an_incomplete_line(tmp_path, capsys):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "lo')
+    MetricsLog(path, start_step=5).close()
+    assert f"{path}: removing its last line, of which only the first 15 bytes were written" in capsys.readouterr().err
+    assert path.read_text() == '{"step": 1}\n'
+    MetricsLog(path, start_step=5).close()
+    assert capsys.readouterr().err == ""

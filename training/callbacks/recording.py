@@ -13,7 +13,7 @@ from annotated_types import Ge
 from ...mesh.errors import UserError
 from ...mesh.files import atomic_write
 from ...parallel.options import LocalPath
-from ..metrics import MetricsLog
+from ..metrics import MetricsLog, remark_cut_line
 from ..run_files import Kind
 from ..steps.late_log import RUN_AHEAD
 from .callback import CatalogCallback, Run
@@ -43,6 +43,8 @@ class CSVLog(CatalogCallback):
         """Opens the table without lines after the step that the run continues from."""
         if run.is_main:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            if self._path.exists():
+                remark_cut_line(self._path)
             self._rewrite([row for row in self._read() if int(row["step"]) <= run.start])
 
     def on_step_end(self, run: Run, record: Mapping[str, Any]) -> None:

@@ -1,10 +1,13 @@
 """Splits by hash: stable, near the fraction, never overlapping; streams keep memory maps apart."""
 
+import os
+
 import numpy as np
 import pytest
 from spmdkit.data import BadDataError, DataConfig, open_splits
 from spmdkit.data.source import hash_fraction, memory_map_of
 from spmdkit.data.sources import texts
+from spmdkit.data.sources.arrays import from_arrays
 from spmdkit.data.sources.texts import (
     MIN_HELD_OUT,
     SEPARATOR,
@@ -228,3 +231,30 @@ def test_problems_of_all_files_at_once(tmp_path):
     with pytest.raises(ValueError) as caught:
         open_splits(config(f"{tmp_path}/*.npy"))
     assert [line.split(": ")[1][-5:] for line in str(caught.value).splitlines()] == ["a.npy", "b.npy", "c.npy"]
+
+
+def test_a_token_file_that_is_cut_during_a_run_is_named(tmp_path):
+    """Reading its lost part would end the process with SIGBUS."""
+    path = tmp_path / "tokens.npy"
+    np.save(path, np.arange(100_000, dtype=np.uint16))
+    source = open_splits(DataConfig(source="tokens", files=(str(path),), length=16)).train
+    before = source.take(np.arange(4))
+    os.truncate(path, 8192)
+    with pytest.raises(
+        BadDataError, match=rf"{path} has 8,192 bytes now, but had at least 200,128 when this run opened"
+    ):
+        source.take(np.arange(4))
+    path.unlink()
+    with pytest.raises(BadDataError, match="has 0 bytes now"):
+        source.take(np.arange(4))
+    assert before["inputs"].shape == (4, 16)
+
+
+def test_a_mapped_array_that_is_cut_is_named(tmp_path):
+    path = tmp_path / "rows.npy"
+    np.save(path, np.zeros((1000, 64), np.float32))
+    source = from_arrays({"inputs": np.load(path, mmap_mode="r")}).train
+    assert source.take(np.arange(2))["inputs"].shape == (2, 64)
+    os.truncate(path, 4096)
+    with pytest.raises(BadDataError, match="was cut or written again while the run reads it"):
+        source.take(np.arange(2))

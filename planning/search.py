@@ -432,15 +432,23 @@ def _reason(row: Row, winner: Row, target: Target) -> str:
         for name in {**row.estimate.terms, **winner.estimate.terms}
     }
     largest = max(more, key=lambda name: more[name])
-    cost = f", most of it in {largest} (+{more[largest] * 1e3:,.0f} ms)" if more[largest] > 0 else ""
+    cost = f", most of it in {largest} (+{_milliseconds(more[largest])})" if more[largest] > 0 else ""
     return f"{slower:.2f} x the time{cost}"
+
+
+def _milliseconds(seconds: float) -> str:
+    """Formats a time in milliseconds, with two digits at least."""
+    milliseconds = seconds * 1e3
+    return f"{milliseconds:,.0f} ms" if milliseconds >= 10 else f"{milliseconds:.2g} ms"
 
 
 def _table(rows: tuple[Row, ...]) -> Iterator[str]:
     yield f"{'':>4}{'step':>12}{'memory':>12}{'exposed':>9}{'bubble':>8}  {'figures':<10}strategy"
     for place, row in enumerate(rows, 1):
+        step = _milliseconds(row.step_seconds)
+        memory = format_bytes(int(row.peak_bytes))
         yield (
-            f"{place:>3} {row.step_seconds * 1e3:>9,.0f} ms{format_bytes(int(row.peak_bytes)):>12}{row.exposed:>9.0%}"
+            f"{place:>3} {step:>12}{memory:>12}{row.exposed:>9.0%}"
             f"{row.bubble:>8.0%}  {'compiled' if row.plan else 'estimated':<10}{row.candidate}"
         )
         yield f"{'':>6}{row.reason or 'the winner'}"

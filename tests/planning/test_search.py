@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -448,6 +449,12 @@ def test_time_limit_before_anything_compiled_leaves_the_analytic_ranking(monkeyp
     (late,) = [row for row in found.rows if row.outcome]
     assert late.to_json()["compiled"] is False
     assert "estimated" in str(found)
+
+
+def test_short_steps_are_not_shown_as_nothing(without_compiler):
+    found = search(load_config("quickstart", sizes=False), "h100:1x8")
+    assert found.rows[0].step_seconds < 0.5e-3
+    assert not re.search(r"[ +]0 ms", str(found))
 
 
 def test_compilers_that_fail_leave_the_analytic_ranking(monkeypatch):

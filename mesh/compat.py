@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from inspect import signature
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,47 @@ Device: TypeAlias = Any
 
 PyTreeDef: TypeAlias = Any
 """A `jax.tree_util.PyTreeDef`, which JAX does not export as a type."""
+
+
+class KnownFault(NamedTuple):
+    """Wrong numbers that versions of jaxlib are known to compute.
+
+    Attributes:
+        platform: The platform of the devices, as JAX names it: "cpu", "gpu", "tpu".
+        versions: The versions of jaxlib with the fault, each measured.
+        effect: The computation, and what is wrong.
+        remedy: The versions that are right.
+        url: The report.
+    """
+
+    platform: str
+    versions: tuple[str, ...]
+    effect: str
+    remedy: str
+    url: str
+
+    def describe(self, version: str = jaxlib.version.__version__) -> str:
+        """Returns the fault in one line, without the remedy."""
+        return f"jaxlib {version} on {self.platform}: {self.effect} ({self.url})"
+
+
+KNOWN_FAULTS = (
+    KnownFault(
+        platform="cpu",
+        versions=("0.10.2",),
+        effect=(
+            "jitted `vmap(lambda row: reduce(matrix @ row))` is wrong for a matrix of 2 or 3 rows and 3 columns, from "
+            "16,385 rows in float64 and 32,769 in float32"
+        ),
+        remedy="install jaxlib 0.10.1, 0.11.0 or newer",
+        url="https://github.com/jax-ml/jax/issues/39103",
+    ),
+)
+
+
+def known_faults(platform: str, version: str = jaxlib.version.__version__) -> list[KnownFault]:
+    """Returns the known faults of a platform, for a version of jaxlib."""
+    return [fault for fault in KNOWN_FAULTS if fault.platform == platform and version in fault.versions]
 
 
 def backend_started() -> bool:

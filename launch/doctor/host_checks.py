@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from importlib.metadata import distributions
 from pathlib import Path
 
+from ...mesh.compat import known_faults
 from ...mesh.devices import VISIBLE_GPUS, count_gpus
 from ..startup.addresses import is_loopback, own_ip
 from ..startup.detection import count_visible_gpus
@@ -55,6 +56,19 @@ def check_versions(versions: Mapping[str, str]) -> list[Finding]:
     return found
 
 
+def check_faults(platform: str, version: str) -> list[Finding]:
+    """Returns the known faults of the installed jaxlib on a platform.
+
+    Args:
+        platform: The platform of the devices, such as "cpu".
+        version: The version of jaxlib.
+    """
+    return [
+        Finding("known faults", fault.describe(version), "note", fault.remedy)
+        for fault in known_faults(platform, version)
+    ]
+
+
 def check_devices(
     environ: Mapping[str, str], simulated: int, job: Job | None, versions: Mapping[str, str]
 ) -> list[Finding]:
@@ -66,12 +80,16 @@ def check_devices(
         job: The job, if this process is one of several.
         versions: The versions by package.
     """
+    jaxlib = versions.get("jaxlib", "")
     if simulated:
-        return [Finding("devices", f"{simulated} simulated CPU devices in each process (run.simulate)")]
+        opened = Finding("devices", f"{simulated} simulated CPU devices in each process (run.simulate)")
+        return [opened, *check_faults("cpu", jaxlib)]
     opened, on_host = open_devices(environ), count_gpus()
-    if not on_host:
-        return [opened]
-    return [opened, check_gpus(environ, on_host, opened.found.startswith("cpu"), job, versions)]
+    platform = opened.found.partition(":")[0]
+    found = [opened, *check_faults(platform, jaxlib)]
+    if on_host:
+        found.append(check_gpus(environ, on_host, platform == "cpu", job, versions))
+    return found
 
 
 def open_devices(environ: Mapping[str, str], seconds: float = OPEN_SECONDS) -> Finding:

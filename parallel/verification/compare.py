@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import optax
 
+from ...mesh.compat import known_faults
 from ...mesh.errors import UserError
 from ..model import BlockModel, Model
 from ..options import Precision
@@ -125,7 +126,12 @@ def verify_step(
     device = step.plan.mesh.backend_mesh.devices.flat[0]
     with x64(step.precision), jax.default_device(device):
         host: list[HostBatch] = [dict(batch) for batch in batches]
-        return _compare(step, host, clip_norm, seed, reduced or {}, save_and_restore, averages)
+        result = _compare(step, host, clip_norm, seed, reduced or {}, save_and_restore, averages)
+    faults = tuple(
+        f"{fault.describe()}. The reference may be wrong, too: {fault.remedy}."
+        for fault in known_faults(device.platform)
+    )
+    return replace(result, known_faults=faults)
 
 
 def _compare(

@@ -127,6 +127,8 @@ class Verification:
     """Config key -> (configured value, verified value)."""
     notes: tuple[str, ...] = ()
     """Differences between the verified program and the one that other devices would run."""
+    known_faults: tuple[str, ...] = ()
+    """Wrong numbers that the installed jaxlib is known to compute on these devices, on both sides."""
 
     @property
     def ok(self) -> bool:
@@ -154,6 +156,7 @@ class Verification:
                 "fewer": moved.fewer,
             },
             "notes": self.notes,
+            "known_faults": self.known_faults,
             "reduced": {key: {"from": before, "to": after} for key, (before, after) in self.reduced.items()},
             "first_difference": asdict(self.first_difference) if self.first_difference else None,
         }
@@ -170,7 +173,8 @@ class Verification:
         claims = f"proved: {', '.join(self.proved) or 'nothing'}; not looked at: {', '.join(self.not_looked_at)}"
         if self.widened:
             claims += f"; wider tolerances: {'; '.join(map(str, self.widened))}"
-        return "\n\n".join([*parts, *(f"Note: {note}" for note in self.notes), _verdict(self), claims])
+        notes = [f"Note: {note}" for note in (*self.notes, *self.known_faults)]
+        return "\n\n".join([*parts, *notes, _verdict(self), claims])
 
 
 def list_proved(measured: Verification, *, files: bool, random: bool) -> Iterator[str]:

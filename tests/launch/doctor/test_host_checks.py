@@ -49,6 +49,17 @@ def test_rejects_small_shared_memory(tmp_path, monkeypatch):
     assert (found.level, found.fix) == ("wrong", "start the container with --shm-size=8g, or --ipc=host")
 
 
+@pytest.mark.parametrize("simulated", [0, 2])
+def test_notes_the_known_faults_of_jaxlib_on_its_devices(simulated, monkeypatch):
+    monkeypatch.setattr(host_checks, "count_gpus", lambda: 0)
+    found = host_checks.check_devices(environ(), simulated, None, {"jaxlib": "0.10.2"})
+    assert [(each.name, each.level) for each in found] == [("devices", "ok"), ("known faults", "note")]
+    assert found[1].found.startswith("jaxlib 0.10.2 on cpu: jitted `vmap")
+    assert "github.com/jax-ml/jax/issues/" in found[1].found
+    assert found[1].fix == "install jaxlib 0.10.1, 0.11.0 or newer"
+    assert len(host_checks.check_devices(environ(), simulated, None, {"jaxlib": "0.12.0.1"})) == 1
+
+
 CUDA = {"jax-cuda13-plugin": "0.10.2"}
 
 

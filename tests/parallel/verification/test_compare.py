@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from spmdkit.mesh.compat import known_faults
 from spmdkit.parallel import FSDPConfig, batch_axes, verify
 from spmdkit.parallel.verification.result import NOT_FINITE
 from support import toy
@@ -41,6 +42,8 @@ def test_everything_agrees():
     assert max(error.relative for error in result.errors.values()) < 1e-12
     assert result.collectives.found == result.collectives.predicted != ()
     assert "The same as on one device." in str(result)
+    assert len(result.known_faults) == len(known_faults("cpu"))
+    assert all("The reference may be wrong, too: install jaxlib" in fault for fault in result.known_faults)
     assert not jax.config.jax_enable_x64
 
 

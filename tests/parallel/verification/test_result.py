@@ -124,6 +124,14 @@ def test_shows_reduced_sizes_notes_and_claims():
     assert "proved: nothing;" in str(AGREES)
 
 
+def test_known_faults_may_concern_the_reference():
+    fault = "jaxlib 1 on cpu: sums are wrong (https://x). The reference may be wrong, too: install jaxlib 2."
+    result = replace(AGREES, known_faults=(fault,))
+    assert f"\nNote: {fault}\n" in str(result)
+    assert result.to_json()["known_faults"] == [fault]
+    assert result.ok
+
+
 def test_json_contains_plain_values():
     found = json.loads(json.dumps(BEYOND.to_json(), allow_nan=False))
     assert (found["ok"], found["dtype"], found["steps"], found["mesh"]) == (True, "float64", 2, {"data": 2, "fsdp": 1})

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from ..configs.config_text import resolved_yaml
 from ..configs.launch_config import LaunchConfig
 from ..configs.schema import Config
@@ -217,6 +219,8 @@ def search(
     if most and not has_compiler(target):
         notes.append("ANALYTIC: nothing was compiled, because the compiler is missing: pip install 'spmdkit[targets]'")
         most = 0
+    if config.precision.needs_x64:
+        jax.config.update("jax_enable_x64", True)
     rows, counts = rank(config, target)
     if most:
         local = replace(config, launch=LaunchConfig())

@@ -21,6 +21,7 @@ from spmdkit.planning.estimate import Estimator
 from spmdkit.planning.kernel_time import EFFICIENCY
 from spmdkit.planning.memory import analytic_memory
 from spmdkit.planning.own_model import Line, OwnModel
+from spmdkit.planning.run_plan import plan_run
 from spmdkit.planning.search import rank
 from spmdkit.runtime.build_run import build
 from spmdkit.runtime.explain import explain_built
@@ -225,6 +226,17 @@ def test_memory_of_an_nnx_gpt_is_near_that_of_the_compiled_step(candidate, confi
     estimator = Estimator(model_sizes(config, 8), parse_target(TARGET), 64, config.precision)
     compiled = explain_built(build(candidate.configure(config))).compiled["total"]
     assert compiled / WITHIN < estimator.peak_bytes(candidate) < compiled * WITHIN
+
+
+@pytest.mark.targets
+@pytest.mark.parametrize("candidate", MESHES[1:3], ids=str)
+def test_estimates_of_an_nnx_gpt_are_near_the_step_that_is_compiled_for_gpus(candidate, config_of):
+    config = config_of(gpt, TOKENS, "precision.compute=bfloat16")
+    estimate = Estimator(model_sizes(config, 8), parse_target(TARGET), 64, config.precision).estimate(candidate)
+    planned = plan_run(candidate.configure(config), TARGET)
+    assert planned.compile_seconds
+    assert planned.peak_bytes / WITHIN < estimate.peak_bytes < planned.peak_bytes * WITHIN
+    assert planned.step_seconds / 2 < estimate.step_seconds < planned.step_seconds * 2
 
 
 @pytest.mark.slow

@@ -125,12 +125,18 @@ def continue_identity(folder: Path) -> Identity:
 
 
 def _is_copy(folder: Path, identity: Identity) -> bool:
-    """Returns whether the directory that the identity names is another one, and still holds the same run."""
+    """Returns whether the directory that the identity names is another one, and still holds the same run.
+
+    A directory of another user that cannot be read does not count.
+    """
     original = Path(identity.directory)
     if not identity.directory or original == folder:
         return False
-    there = read_identity(original)
-    return there is not None and there.run == identity.run and not os.path.samefile(original, folder)
+    try:
+        there = read_identity(original)
+        return there is not None and there.run == identity.run and not os.path.samefile(original, folder)
+    except OSError:
+        return False
 
 
 def explain_foreign_checkpoint(checkpoint: Path, step: int, run: str) -> str:

@@ -142,6 +142,14 @@ def test_a_copied_run_becomes_its_own_when_it_continues(tmp_path):
         StoredCheckpoint(copy / "checkpoints" / "20")
 
 
+def test_a_copy_of_a_directory_that_cannot_be_read_stays_the_same(tmp_path):
+    original = write_run(tmp_path / "run", OURS, 10)
+    copy = shutil.copytree(original, tmp_path / "copy")
+    (original / "config.yaml").unlink()
+    (original / "config.yaml").mkdir()
+    assert continue_identity(copy) == Identity(OURS, str(copy))
+
+
 def test_a_copy_of_a_copy_keeps_both_origins(tmp_path):
     folder = write_run(tmp_path / "run", OURS, 10, header=Identity(OURS, str(tmp_path / "run"), {OTHER: 5}).header())
     copy = shutil.copytree(folder, tmp_path / "copy")

@@ -77,8 +77,14 @@ class KubernetesConfig:
     mount: LocalPath = "/shared"
     """Mount path; relative paths of the config start there."""
     memory: str = ""
-    """Memory request and limit of each pod, such as "64Gi"; empty = no limit. A pod requests launch.cpus_per_process
-    CPU cores."""
+    """Memory request and limit of each pod, such as "64Gi"; empty = a request of 4 GiB for each GPU, and no limit. A
+    pod requests launch.cpus_per_process CPU cores, by default one for each GPU."""
+    read_only: bool = True
+    """Mount the image read-only (readOnlyRootFilesystem): a pod can write to the volume and to /tmp, which is removed
+    with it. Set to false if launch.setup installs packages into the image."""
+    keep_seconds: Count = 604800
+    """Seconds after which Kubernetes removes an ended job with its pods and their logs (ttlSecondsAfterFinished); 0 =
+    never."""
     secrets: tuple[str, ...] = ()
     """Secrets of the namespace; every pod gets all of their keys as environment variables (envFrom)."""
     service_account: str = ""

@@ -30,8 +30,14 @@ CONFIG_DIRECTORY = "/config"
 """The directory of the config in a pod."""
 DEFAULT_DEADLINE_SECONDS = 7 * 86400
 """The time limit of a job without `launch.time`, from its start or restart."""
+TEMPORARY = "/tmp"
+"""The only directory of a pod, besides the volume, that can be written if its root file system is read-only."""
+MEMORY_GIB = 4
+"""The memory that a pod without launch.kubernetes.memory requests, for each GPU; it is no limit."""
 GRACE_SECONDS = 30
 """The time to end a pod, in addition to timeouts.stop."""
+RESERVED = ("/", CONFIG_DIRECTORY, TEMPORARY)
+"""Directories that cannot be the mount of the volume."""
 MAX_NAME = 26
 """Characters of a job's name: "NAME-host-0-0.NAME" must fit in a label of Kubernetes, 63 characters."""
 LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
@@ -90,6 +96,9 @@ def write_manifest(job: LaunchJob, resolved: str) -> str:
         deadline=parse_time_limit(launch.time or "0") or DEFAULT_DEADLINE_SECONDS,
         grace=job.timeouts.stop + GRACE_SECONDS,
         port=PORT,
+        cpus=launch.cpus_per_process or max(1, launch.gpus_per_process),
+        memory=launch.kubernetes.memory or f"{MEMORY_GIB * max(1, launch.gpus_per_process)}Gi",
+        temporary=TEMPORARY,
     )
     objects = yaml.safe_load_all(text)
     return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
@@ -148,10 +157,10 @@ def find_problems(job: LaunchJob) -> Iterator[str]:
             "launch.kubernetes.secrets=[my-secret]."
         )
     mount = PurePosixPath(wanted.mount)
-    if not mount.is_absolute() or ":" in wanted.mount or ".." in mount.parts or str(mount) in ("/", CONFIG_DIRECTORY):
+    if not mount.is_absolute() or ":" in wanted.mount or ".." in mount.parts or str(mount) in RESERVED:
         yield (
-            f"launch.kubernetes.mount={wanted.mount!r} must be an absolute directory other than / and "
-            f"{CONFIG_DIRECTORY}, without ':' and '..', such as /shared."
+            f"launch.kubernetes.mount={wanted.mount!r} must be an absolute directory other than /, "
+            f"{CONFIG_DIRECTORY} and {TEMPORARY}, without ':' and '..', such as /shared."
         )
     elif job.run_dir.startswith("/") and not is_below(job.run_dir, wanted.mount):
         yield (

@@ -103,7 +103,39 @@ def test_pods_have_minimal_rights(form, config):
     assert pod["automountServiceAccountToken"] is False
     assert "serviceAccountName" not in pod
     assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    assert container(found)["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    limited = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert container(found)["securityContext"] == {**limited, "readOnlyRootFilesystem": True}
+    writable = written(config(form, kubernetes={"read_only": False}))
+    assert container(writable)["securityContext"] == limited
+
+
+def test_read_only_image_has_a_directory_for_temporary_files(config):
+    found = written(config())
+    assert {"name": "temporary", "mountPath": "/tmp"} in container(found)["volumeMounts"]
+    assert {"name": "temporary", "emptyDir": {}} in job_spec(found)["template"]["spec"]["volumes"]
+    assert {"name": "XDG_CACHE_HOME", "value": "/tmp/cache"} in container(found)["env"]
+    writable = written(config(kubernetes={"read_only": False}))
+    assert "/tmp" not in {each["mountPath"] for each in container(writable)["volumeMounts"]}
+    mine = written(config(environment={"XDG_CACHE_HOME": "/shared/cache"}))
+    assert [each["value"] for each in container(mine)["env"] if each["name"] == "XDG_CACHE_HOME"] == ["/shared/cache"]
+
+
+@pytest.mark.parametrize("form", ["jobset", "job"])
+def test_ended_job_is_removed_after_a_week(form, config):
+    assert written(config(form))[-1]["spec"]["ttlSecondsAfterFinished"] == 7 * 24 * 3600
+    assert "ttlSecondsAfterFinished" not in written(config(form, kubernetes={"keep_seconds": 0}))[-1]["spec"]
+
+
+@pytest.mark.parametrize(
+    ("launch", "requests"),
+    [
+        ({"gpus_per_process": 0, "cpus_per_process": 0}, {"cpu": "1", "memory": "4Gi"}),
+        ({"gpus_per_process": 8, "cpus_per_process": 0}, {"cpu": "8", "memory": "32Gi"}),
+        ({"gpus_per_process": 8, "kubernetes": {"memory": "900Gi"}}, {"cpu": "16", "memory": "900Gi"}),
+    ],
+)
+def test_every_pod_requests_cpu_and_memory(launch, requests, config):
+    assert container(written(config(**launch)))["resources"]["requests"] == requests
 
 
 def test_memory_secrets_account_and_ids(config):
@@ -152,15 +184,18 @@ def test_variables_of_a_pod(config):
 
 def test_gpus_memory_and_volumes(config):
     found = written(config())
-    assert container(found)["resources"] == {"requests": {"cpu": "16"}, "limits": {"nvidia.com/gpu": "8"}}
+    assert container(found)["resources"] == {
+        "requests": {"cpu": "16", "memory": "32Gi"},
+        "limits": {"nvidia.com/gpu": "8"},
+    }
     mounts = {each["mountPath"]: each["name"] for each in container(found)["volumeMounts"]}
-    assert set(mounts) == {"/config", "/shared", "/dev/shm"}
+    assert set(mounts) == {"/config", "/shared", "/dev/shm", "/tmp"}
     volumes = {each["name"]: each for each in job_spec(found)["template"]["spec"]["volumes"]}
     assert volumes[mounts["/shared"]]["persistentVolumeClaim"] == {"claimName": "runs"}
     assert volumes[mounts["/dev/shm"]]["emptyDir"] == {"medium": "Memory"}
     assert volumes[mounts["/config"]]["configMap"]["name"] == found[0]["metadata"]["name"]
     plain = written(config(gpus_per_process=0, cpus_per_process=0))
-    assert "resources" not in container(plain)
+    assert "limits" not in container(plain)["resources"]
     assert "/dev/shm" not in str(plain)
 
 

@@ -23,6 +23,8 @@ and 12 bytes per step. The step is compute-bound if the tokens of one device in 
 network may be H times slower. `cost` and the census describe the steps that end a round; the others do not have the
 large all-reduce.
 
+If the step that would end a round is not finite, the round goes on, and ends with the next one.
+
 With H = 1, lr = 1, mu = 0 and SGD as the inner optimizer, this is data parallelism for groups of equal weight.
 Otherwise losses differ from those of one device by design. It composes with fsdp, tensor, context, expert, pipe and
 accumulation, but not with ZeRO stages or compression.
@@ -89,7 +91,7 @@ def extra_table(table: LayoutTable) -> LayoutTable:
 
 
 def outer_step(
-    params: Params, copies: Params, momentum: Params, step: Array, plan: ShardingPlan
+    params: Params, copies: Params, momentum: Params, step: Array, finite: Array, plan: ShardingPlan
 ) -> tuple[Params, Params, Params]:
     """At the end of a round, updates the shared parameters and sets every group's copy to them.
 
@@ -98,6 +100,7 @@ def outer_step(
         copies: This device's shards of its group's copy, after the inner update.
         momentum: This device's shards of the outer momentum.
         step: The number of completed steps, including this one.
+        finite: Whether this step is finite on all devices: a step that is skipped ends no round.
         plan: The resolved plan of the run.
 
     Returns:
@@ -113,7 +116,7 @@ def outer_step(
         params = jax.tree.map(lambda leaf, a, m: leaf - rate * (a + decay * m), params, away, momentum)
         return params, jax.tree.map(lambda leaf: lax.pcast(leaf, AXIS, to="varying"), params), momentum
 
-    is_due = step % options.local_steps == 0
+    is_due = (step % options.local_steps == 0) & finite
     return lax.cond(is_due, end_round, lambda *unchanged: unchanged, params, copies, momentum)
 
 

@@ -341,7 +341,11 @@ class TrainingRun(RunContext):
     def report_skip(self, number: int, found: str) -> None:
         """Prints that an update was skipped."""
         why = "precision.loss_scale, which halves" if is_dynamic(self.config.precision) else "train.not_finite"
-        self.display.message(f"Step {number}: {found}; its update was left out ({why}).")
+        goes_on = ""
+        local_steps = self.built.layouts.local_steps
+        if local_steps and number % local_steps == 0:
+            goes_on = f" The groups do not meet (strategy.data.local_steps={local_steps}): their round goes on."
+        self.display.message(f"Step {number}: {found}; its update was left out ({why}).{goes_on}")
 
     @property
     def max_skipped(self) -> int:

@@ -39,7 +39,7 @@ from ..sharding.named_outputs import NamedOutputs
 from ..sharding.parallel_context import parallel_context
 from ..sharding.strategies import STRATEGIES
 from .gradients import accumulate_gradients, clip_factor, complete_squares, global_norm
-from .loss_scaling import scale_in_force, where_finite
+from .loss_scaling import scale_in_force
 from .manual_axes import over_manual_axes
 from .state import StepMetrics, reduce_model_state
 
@@ -97,7 +97,8 @@ class DeviceStep:
             loss_scale: The state of loss scaling, or ().
 
         Returns:
-            The gradients, the metrics (the model's own as pairs of sums), and the next `errors` and `model_state`.
+            The gradients, the metrics (the model's own as pairs of sums), and the next `errors` and `model_state`, even
+            if they are not finite: `loss_scaling.accept` keeps those from before.
         """
         plan, options, axes = self.plan, self.plan.options, self.plan.summed_axes
         trained, update = plan.trained, plan.trained.update_table.layouts
@@ -120,12 +121,11 @@ class DeviceStep:
         divisor = jnp.where(weight == 0, 1, weight)
         gradient_divisor = scaled(divisor, loss_factor)
         norm = global_norm(found.gradients, update, axes, squares, gradient_divisor)
-        next_state = where_finite(norm, self._reduce_state(sums.state, model_state, batch), model_state)
-        next_errors = where_finite(norm, found.errors, errors) if loss_scale else found.errors
+        next_state = self._reduce_state(sums.state, model_state, batch)
         scale = clip_factor(norm, options.clip_norm) / gradient_divisor
         gradients = jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), found.gradients)
         pairs = jax.tree.unflatten(metrics_tree, metrics)
-        return gradients, StepMetrics(total / divisor, norm, weight, pairs), next_errors, next_state
+        return gradients, StepMetrics(total / divisor, norm, weight, pairs), found.errors, next_state
 
     def _varying(self, params: Params) -> Params:
         """Types parameters as varying over the axes of the batch, except those with gradients summed in backward."""

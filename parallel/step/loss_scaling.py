@@ -2,7 +2,7 @@
 
     backward      d(scale x sum of the loss)                    every gradient is `scale` times as large
     gradients     / (scale x weight of the global batch)        the one division, in the dtype of the parameters
-    finite        = the norm of all gradients is finite         the same on all devices
+    finite        = loss and norm of all gradients are finite   the same on all devices
     if finite     the update; after `interval` consecutive updates, scale = 2 scale
     if not        the state stays the same, except for the step and scale = scale / 2
 
@@ -25,6 +25,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from ..options import Precision
+from .skipping import skipped
+from .state import StepMetrics
 
 MAX_SCALE, MIN_SCALE = 2.0**24, 2.0**-24
 MAX_CONSECUTIVE_SKIPS = 40
@@ -81,28 +83,69 @@ def next_loss_scale(state: LossScale, finite: Array, interval: int) -> LossScale
     return LossScale(jnp.clip(scale, MIN_SCALE, MAX_SCALE), jnp.where(grows, 0, good))
 
 
-def where_finite(norm: Array, after: Any, before: Any) -> Any:
-    """Returns `after` if the norm of the gradients is finite, otherwise `before`. Traced.
+class Carried(NamedTuple):
+    """What an update changes; `accept` keeps all of it or nothing.
 
-    It selects element by element, which XLA fuses with the computation of `after`.
+    Attributes:
+        params: The parameters, or the copies of local steps.
+        opt_state: The optimizer's state.
+        errors: The errors of compression, or ().
+        model_state: The model's state, or ().
     """
-    return jax.tree.map(lambda new, old: jnp.where(jnp.isfinite(norm), new, old), after, before)
+
+    params: Any
+    opt_state: Any
+    errors: Any = ()
+    model_state: Any = ()
 
 
-def accept(after: Any, before: Any, state: Any, norm: Array, precision: Precision) -> tuple[Any, Any]:
-    """Applies or skips an update, and returns the next scale; without dynamic scaling, applies it. Traced.
+def loss_to_follow(loss: Array, metrics: StepMetrics) -> Array:
+    """Returns the loss for the optimizer: NaN if the step is not finite, so that `skip_not_finite` skips it.
 
     Args:
-        after: The parameters and the optimizer's state after the update.
-        before: The parameters and the optimizer's state before the update.
+        loss: The loss of all rows; under local steps, (groups,), that of each group.
+        metrics: The metrics of the step, the same on all devices.
+    """
+    return jnp.where(is_finite(metrics), loss, jnp.nan)
+
+
+def is_finite(metrics: StepMetrics) -> Array:
+    """Returns whether the loss and the norm of a step are finite, by which runs report it as skipped. Traced."""
+    return jnp.isfinite(metrics.loss) & jnp.isfinite(metrics.grad_norm)
+
+
+def accept(
+    after: Carried, before: Carried, state: Any, metrics: StepMetrics, precision: Precision
+) -> tuple[Carried, Any]:
+    """Applies or skips an update, and returns the next scale. Traced.
+
+    It selects element by element, which XLA fuses with the computation of `after`.
+
+    Args:
+        after: The state after the update.
+        before: The state before the update.
         state: `TrainState.loss_scale`.
-        norm: The norm of all gradients, the same on all devices.
+        metrics: The metrics of the step, the same on all devices.
         precision: The options of loss scaling.
 
     Returns:
-        One of the two trees, and the next `TrainState.loss_scale`.
+        One of the two states, and the next `TrainState.loss_scale`. If the optimizer counts skipped updates, it has
+        decided, and its own state counts.
     """
-    if not isinstance(state, LossScale):
+
+    def where(accepted: Array, new: Any, old: Any) -> Any:
+        return jax.tree.map(lambda leaf, kept: jnp.where(accepted, leaf, kept), new, old)
+
+    finite = is_finite(metrics)
+    if isinstance(state, LossScale):
+        following = next_loss_scale(state, finite, precision.loss_scale_interval)
+        return where(finite, after, before), following
+    if not jax.tree.leaves((after.errors, after.model_state)):
         return after, state
-    following = next_loss_scale(state, jnp.isfinite(norm), precision.loss_scale_interval)
-    return where_finite(norm, after, before), following
+    counted, counted_before = skipped(after.opt_state), skipped(before.opt_state)
+    if counted is None or counted_before is None:
+        return after._replace(model_state=where(finite, after.model_state, before.model_state)), state
+    accepted = counted == counted_before
+    errors = where(accepted, after.errors, before.errors)
+    model_state = where(accepted, after.model_state, before.model_state)
+    return after._replace(errors=errors, model_state=model_state), state

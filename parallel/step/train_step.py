@@ -38,7 +38,7 @@ from ..sharding.stored_order import StoredOrder, in_stage_order, stored_order
 from .composition import DeviceStep
 from .cost import step_cost
 from .inputs import BatchCheck, BatchShapes, explain_errors, shapes_of, warn_of_recompilation
-from .loss_scaling import accept, first_loss_scale
+from .loss_scaling import Carried, accept, first_loss_scale, loss_to_follow
 from .state import StepMetrics, TrainState, abstract_model_state, first_model_state, place_params, with_means
 from .update import abstract_optimizer_state, apply_optimizer, dims_of_blocks, make_local_step, start_copies
 
@@ -280,12 +280,20 @@ class Step:
         params = state.params
         if self.plan.zero:  # each device updates its own parts
             params = jax.lax.with_sharding_constraint(params, self.plan.update_table.shardings(abstract=abstract))
-        before = params, state.opt_state
-        after = apply_optimizer(self.optimizer, grads, state.opt_state, params, metrics.loss)
-        (params, opt_state), loss_scale = accept(after, before, state.loss_scale, metrics.grad_norm, self.precision)
-        metrics = with_means(metrics, state.loss_scale)
-        after = TrainState(state.step + 1, params, opt_state, state.key, extra, model_state, loss_scale, state.order)
-        return after, metrics
+        before = Carried(params, state.opt_state, state.extra, state.model_state)
+        loss = loss_to_follow(metrics.loss, metrics)
+        updated = apply_optimizer(self.optimizer, grads, state.opt_state, params, loss)
+        after = Carried(*updated, extra, model_state)
+        after, loss_scale = accept(after, before, state.loss_scale, metrics, self.precision)
+        following = state._replace(
+            step=state.step + 1,
+            params=after.params,
+            opt_state=after.opt_state,
+            extra=after.errors,
+            model_state=after.model_state,
+            loss_scale=loss_scale,
+        )
+        return following, with_means(metrics, state.loss_scale)
 
     def _jit_step(self, *, abstract: bool) -> Any:
         state_shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state(abstract=abstract))

@@ -31,7 +31,7 @@ from ..diloco import AXIS
 from ..model import Batch, Params
 from ..xla.error_texts import NOT_AN_ARRAY, matches
 from .composition import DeviceStep, with_frozen
-from .loss_scaling import accept
+from .loss_scaling import Carried, accept, is_finite, loss_to_follow
 from .manual_axes import over_manual_axes
 from .state import StepMetrics, TrainState, with_means
 
@@ -180,32 +180,37 @@ def make_local_step(
         found, metrics, *_ = device_step.gradients(_own(copies), batch, key, step, (), (), loss_scale)
         return _stacked(found), metrics.loss[None], _shared_metrics(metrics, reduce_dtype)
 
-    def end_round(params: Params, extra: diloco.Copies, step: Array) -> tuple[Params, diloco.Copies]:
+    def end_round(params: Params, extra: diloco.Copies, step: Array, finite: Array) -> tuple[Params, diloco.Copies]:
         of_all = params, _own(extra.copies), extra.momentum
         frozen, (params, own, momentum) = zip(*map(plan.split_frozen, of_all), strict=True)
-        moved, copies, momentum = map(join, diloco.outer_step(params, own, momentum, step, plan), frozen)
+        moved, copies, momentum = map(join, diloco.outer_step(params, own, momentum, step, finite, plan), frozen)
         return moved, diloco.Copies(_stacked(copies), momentum)
 
     in_specs, out_specs = (copied, plan.batch_spec, whole, whole, whole), (of_trained, PartitionSpec(AXIS), whole)
     differentiate = over_manual_axes(own_gradients, plan, in_specs, out_specs, abstract=abstract)
     extra_specs = diloco.Copies(copied, shared)
-    meet = over_manual_axes(end_round, plan, (shared, extra_specs, whole), (shared, extra_specs), abstract=abstract)
+    given = shared, extra_specs, whole, whole
+    meet = over_manual_axes(end_round, plan, given, (shared, extra_specs), abstract=abstract)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         copies = state.extra.copies
         found, losses, metrics = differentiate(copies, batch, state.key, state.step, state.loss_scale)
         found = with_frozen(found, copies, plan)
         update = jax.vmap(partial(apply_optimizer, optimizer))  # each group's loss is that of its own rows
-        before, precision = (copies, state.opt_state), plan.options.precision
-        after = update(found, state.opt_state, copies, losses)
-        (copies, opt_state), loss_scale = accept(after, before, state.loss_scale, metrics.grad_norm, precision)
-        extra = state.extra._replace(copies=copies)
-        params, extra = meet(state.params, extra, state.step + 1)
-        metrics = with_means(metrics, state.loss_scale)
-        after = state._replace(
-            step=state.step + 1, params=params, opt_state=opt_state, extra=extra, loss_scale=loss_scale
+        before = Carried(copies, state.opt_state)
+        losses = loss_to_follow(losses, metrics)  # if one group's update is skipped, those of all groups are
+        after = Carried(*update(found, state.opt_state, copies, losses))
+        after, loss_scale = accept(after, before, state.loss_scale, metrics, plan.options.precision)
+        extra = state.extra._replace(copies=after.params)
+        params, extra = meet(state.params, extra, state.step + 1, is_finite(metrics))
+        following = state._replace(
+            step=state.step + 1,
+            params=params,
+            opt_state=after.opt_state,
+            extra=extra,
+            loss_scale=loss_scale,
         )
-        return after, metrics
+        return following, with_means(metrics, state.loss_scale)
 
     return step
 

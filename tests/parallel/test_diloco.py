@@ -133,7 +133,7 @@ def test_shared_parameters_move_by_nesterov_momentum():
     plan = toy.plan({"data": {"size": 2, "local_steps": 3, "outer_learning_rate": 0.5, "outer_momentum": 0.75}})
     split, whole = PartitionSpec("data"), PartitionSpec()
     mapped = jax.shard_map(
-        partial(outer_step, step=np.int32(6), plan=plan),
+        partial(outer_step, step=np.int32(6), finite=np.bool_(True), plan=plan),
         **{"mesh": plan.mesh.backend_mesh, "in_specs": (whole, split, whole), "out_specs": (whole, split, whole)},
     )
     shared, copies, momentum = (np.array(x, np.float32) for x in ([[4, 8]], [[1, 8], [5, 2]], [[2, -2]]))

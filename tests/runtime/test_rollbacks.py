@@ -161,6 +161,18 @@ def test_the_policies_meet_the_same_batch(tmp_path, capsys):
     assert message in capsys.readouterr().out
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["compress: int8", "local_steps: 3"])
+def test_a_run_over_slow_links_skips_one_batch_and_recovers(option, tmp_path, capsys):
+    folder = write_rows(tmp_path / "rows", spoilt=(2,))
+    short = {"steps": 6, "global_batch": BATCH, "not_finite": "skip"}
+    train(rows_config(folder, train=short), f"strategy={{data: {{size: 8, {option}}}}}")
+    printed = capsys.readouterr().out
+    assert printed.count("its update was left out (train.not_finite).") == 1
+    assert ("The groups do not meet (strategy.data.local_steps=3)" in printed) == (option == "local_steps: 3")
+    assert metrics(folder / "run")[-1]["skipped"] == 1
+
+
 STREAM = """
 import numpy as np
 from spmdkit.data import from_batches

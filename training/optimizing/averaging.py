@@ -30,8 +30,8 @@ from ...mesh.errors import raise_problems
 from ...parallel.model import Params
 from ...parallel.options import type_problems
 from ...parallel.plan import ShardingPlan
+from ...parallel.step.skipping import skipped
 from ...parallel.step.state import TrainState
-from .skipping import skipped
 
 WARM_UP = 9
 """The weight of the new parameters is at least 9 / (9 + t)."""

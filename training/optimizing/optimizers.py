@@ -3,7 +3,8 @@
     update = -rate(step) * (direction(gradient) + weight_decay * parameter)
 
 The direction defines the optimizer. The step clips gradients before any of this. Groups of parameters may have their
-own options or not train at all (`groups`), and an update may be skipped (`skipping`) or averaged (`averaging`).
+own options or not train at all (`groups`), and an update may be skipped (`step/skipping.py`) or averaged
+(`averaging`).
 
 Sources: Kingma & Ba 2015 (adam); Loshchilov & Hutter 2019 (adamw, decoupled decay); Chen et al. 2023 (lion); Shazeer &
 Stern 2018 (adafactor); Jordan et al. 2024, Liu et al. 2025 (muon).
@@ -24,12 +25,12 @@ from ...models.frozen import frozen_paths
 from ...parallel.model.arguments import check_is_optimizer
 from ...parallel.model.user_code import import_function
 from ...parallel.model.user_options import with_options
+from ...parallel.step.skipping import skip_not_finite
 from .averaging import averaged
 from .groups import KEY, assign, by_group, labels, only
 from .learning_rates import is_plateau, make_learning_rate, scale_on_plateau
 from .optimizer_config import OptimizerConfig as OptimizerConfig
 from .optimizer_config import group_config, rename_keys
-from .skipping import skip_not_finite
 
 MUON_RMS = 0.2
 """Root mean square of muon's updates: about that of adam, so that one learning rate works for both (Liu et al.

@@ -4,6 +4,7 @@
     rows in another order give the same pair                    otherwise, rows depend on their neighbors
     weights of zero give (0, 0)                                 otherwise, padding counts
     some gradient is not zero                                   otherwise, training changes nothing
+    a language model sees no later tokens                       otherwise, it reads the tokens that it must predict
 
 The pairs are measured in float32, near the initial parameters, with a key as in training. If they do not agree, further
 runs find the kind of breach, in float64 if the model supports it: float32 rounding is not a breach. `check_model`, the
@@ -23,6 +24,7 @@ from ....mesh.keys import make_key
 from ...model import BlockModel, Model, Params
 from ...options import cast_floats
 from ...sharding.model_errors import check_loss
+from ..causality import look_ahead, may_look_ahead
 from ..reference import HostBatch
 from .pairs import NOTHING, Pair, Pairs
 from .probe import ROWS, Probe, compile_quickly, count, first_rows, nudged, part
@@ -49,7 +51,8 @@ class Breach(NamedTuple):
 
     Attributes:
         kind: "random": random numbers depend on the other rows; "rows": rows depend on each other; "mean": the sum is a
-            mean; "weights": the result is not weighted; "dead": every gradient is zero.
+            mean; "weights": the result is not weighted; "dead": every gradient is zero; "future": a language model
+            sees later tokens.
         message: The measurement and the fix.
     """
 
@@ -160,6 +163,8 @@ def breaches(model: Model | BlockModel, params: Params, batch: HostBatch, key: A
         broken += list(_coupled(exact, found, bound)) or _weights(found, bound)
     if not moves:
         broken += _dead(probe, first, batch)
+    if not broken:
+        broken += _future(probe)
     return tuple(broken)
 
 
@@ -237,6 +242,26 @@ def _weights(found: Pairs, bound: float) -> Iterator[Breach]:
         return
     with_zeros = f", with weights of zero {zero}, which must be (0, 0)" if found.unweighted is not None else ""
     yield Breach("weights", f"{problem}. {_arrangements(found)}{with_zeros}. {fix}")
+
+
+def _future(probe: Probe) -> Iterator[Breach]:
+    """Yields a breach if the rows are those of a language model, and changed later tokens change earlier losses."""
+    half = part(probe.rows, slice(ROWS // 2))  # their program has no gradient, and is compiled
+    if not may_look_ahead(lambda rows: probe.pair(rows).total, half, float(np.finfo(np.float32).eps)):
+        return
+    exact, _ = _widened(probe)
+    bound = SAME if exact.dtype == "float64" else SCREEN
+    seen = look_ahead(lambda rows: exact.pair(rows).total, half, bound).seen
+    if seen is None:
+        return
+    position, change = seen
+    yield Breach(
+        "future",
+        f"it sees later tokens. The targets are the inputs, shifted by one. With other tokens after position "
+        f"{position}, the losses of the positions up to it change by a relative {change:.2g}; a language model must "
+        "not know these tokens, and its loss means nothing. Possible causes are a missing or shifted causal mask, and "
+        "convolutions, pooling or norms over the positions.",
+    )
 
 
 def _dead(probe: Probe, first: Pair, batch: HostBatch) -> Iterator[Breach]:

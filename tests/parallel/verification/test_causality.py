@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from spmdkit.parallel import verify
-from spmdkit.parallel.verification.causality import look_ahead
+from spmdkit.parallel.verification.causality import look_ahead, may_look_ahead
+from spmdkit.parallel.verification.contract.breaches import breaches, initial_params
 from support import toy
 
 ROWS, LENGTH, VOCABULARY = 3, 8, 11
@@ -60,6 +62,21 @@ def test_finds_leak_of_later_tokens(who, packed):
     assert result.seen[1] > 1e-3
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("mix", [CAUSAL, *SEEING.values()], ids=["causal", *SEEING])
+def test_one_trial_selects_the_models_to_look_at(mix, packed):
+    calls = []
+    loss = losses_of(mix)
+
+    def counted(batch):
+        calls.append(batch)
+        return loss(batch)
+
+    assert may_look_ahead(counted, language(packed), 1e-9) == (mix is not CAUSAL)
+    assert len(calls) == 2
+    assert not may_look_ahead(counted, {**language(), "targets": language()["inputs"]}, 1e-9)
+
+
 def test_reports_the_largest_leak():
     mix = CAUSAL.copy()
     mix[1, 2], mix[3, 4], mix[6, 7] = 0.01, 0.5, 0.01
@@ -106,6 +123,15 @@ def looking(ahead):
 def next_tokens(seed):
     tokens = np.random.default_rng(seed).integers(0, toy.VOCABULARY, (4, toy.LENGTH + 1)).astype(np.int32)
     return {**toy.batch(seed, rows=4), "inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
+
+
+@pytest.mark.parametrize("ahead", [0, 1, toy.LENGTH])
+def test_contract_finds_later_tokens(ahead):
+    model = looking(ahead)
+    broken = breaches(model, initial_params(model, jax.random.key(0)), next_tokens(0), jax.random.key(1))
+    assert [breach.kind for breach in broken] == ["future"] * (ahead > 0)
+    if broken:
+        assert "it sees later tokens. The targets are the inputs, shifted by one." in broken[0].message
 
 
 def verified(ahead):

@@ -6,6 +6,7 @@ each row, so that they do not depend on the mesh.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -28,10 +29,12 @@ class Adapted(NamedTuple):
     Attributes:
         init: `init(key) -> (params, state)`; the state has no arrays if there are only parameters. Traced.
         call: `call(params, state, inputs, rows) -> (outputs, next state)`. Traced.
+        left_out: The losses that the module collects beside its outputs, by path; `call` does not return them.
     """
 
     init: Callable[[Array], tuple[Params, Any]]
     call: Callable[[Params, Any, Any, "Rows"], tuple[Any, Any]]
+    left_out: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,22 @@ class Rows:
     def any_key(self) -> Array:
         """The key of this step, or a constant one in evaluation."""
         return jax.random.key(0) if self.key is None else self.key
+
+
+LOSS_NAMES = re.compile("loss|aux|penalty|regulari|balanc", re.IGNORECASE)
+"""Names of collected values that are losses, even in a collection of intermediate values."""
+
+
+def is_loss(path: str) -> bool:
+    """Returns True if the path of a collected value names a loss."""
+    return LOSS_NAMES.search(path) is not None
+
+
+def abstract_rows() -> Rows:
+    """Returns one row in training mode, on one device, as shapes; opens no device."""
+    key: Any = jax.eval_shape(jax.random.key, 0)
+    example: Any = jax.ShapeDtypeStruct((1,), jnp.int32)
+    return Rows(key=key, example=example, axes=())
 
 
 def mode_arguments(function: Callable[..., Any], training: bool) -> dict[str, bool]:

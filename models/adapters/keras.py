@@ -8,7 +8,7 @@ dropout draws a mask for each row, from seeds folded from the step's key.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,8 @@ import numpy as np
 from jax import Array, lax
 
 from ...layouts.paths import leaves_with_paths, nest
-from ...mesh.errors import UserError
-from .adapted import Adapted, Rows, as_arguments, drop
+from ...mesh.errors import UserError, counted
+from .adapted import Adapted, Rows, abstract_rows, as_arguments, drop
 
 SEEDS = "seed_generator_state"
 
@@ -69,7 +69,23 @@ def adapt_keras(module: Any, inputs: Any) -> Adapted:
         changed = {path: new for path, new in zip(others, after, strict=True) if path in kept}
         return outputs, nest(changed) if rows.training else state
 
-    return Adapted(init, call)
+    def collect(key: Array, example: Array) -> list[Array]:
+        """Returns the losses that layers add in a training call: those of regularizers and of `add_loss`."""
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), inputs)
+        given = (
+            [*map(jnp.asarray, trained.values())],
+            [jnp.asarray(each.value) for each in module.non_trainable_variables],
+        )
+        with _on_mesh(keras, module, Rows(key=key, example=example, axes=())):
+            found = module.stateless_call(*given, *_arguments(module, zeros), training=True, return_losses=True)
+        return found[-1]
+
+    rows = abstract_rows()
+    losses: list[Any] = []
+    with suppress(Exception):  # the check of the model's functions reports an error of the call
+        losses = jax.eval_shape(collect, rows.key, rows.example)
+    left_out = [f"{counted(len(losses), 'loss', 'losses')} of regularizers or add_loss"] if losses else []
+    return Adapted(init, call, left_out)
 
 
 def _arguments(module: Any, inputs: Any) -> tuple[Any, ...]:

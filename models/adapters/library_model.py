@@ -1,5 +1,6 @@
 """`spmdkit.adapt`: a module of another library and a loss of its outputs become a `Model`."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -10,6 +11,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from ...layouts.paths import some
 from ...mesh.errors import UserError
 from ...parallel.model import Batch, Model, Params
 from ...parallel.model.batch_names import explain_key_error, guess_name
@@ -82,6 +84,7 @@ def adapt(
         adapted = _adapted(module, given)
         first_state = jax.eval_shape(adapted.init, jax.eval_shape(jax.random.key, 0))[1]  # opens no device
         keeps_state = bool(jax.tree.leaves(first_state))
+    _warn_of_losses(what, adapted.left_out)
     of_rows = row_function(loss, "loss")
     more = {key: row_function(each, f"metrics.{key}") for key, each in (metrics or {}).items()}
 
@@ -107,6 +110,16 @@ def adapt(
         name=name,
         library=library_of(module) or "",
     )
+
+
+def _warn_of_losses(what: str, left_out: Sequence[str]) -> None:
+    """Warns of losses that a module collects beside its outputs."""
+    if left_out:
+        warnings.warn(
+            f"{what}: training leaves out {some(left_out)}, which the module collects beside its outputs. To count it, "
+            "return it with the outputs, and add it in your own loss, one number for each row.",
+            stacklevel=3,
+        )
 
 
 @contextmanager

@@ -8,15 +8,27 @@ In training, batch norm sums its statistics over the rows of all devices, and dr
 are set on the merged copy of one call.
 """
 
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ...layouts.paths import leaves_with_paths
 from ...mesh.errors import UserError
 from ...parallel.model.user_options import takes_option
-from .adapted import Adapted, Rows, as_arguments, check_arguments, drop, mode_arguments
+from .adapted import (
+    Adapted,
+    Rows,
+    abstract_rows,
+    as_arguments,
+    check_arguments,
+    drop,
+    is_loss,
+    mode_arguments,
+)
 
 
 def adapt_nnx(module: Any, inputs: Any) -> Adapted:
@@ -49,22 +61,52 @@ def adapt_nnx(module: Any, inputs: Any) -> Adapted:
         return nnx.to_pure_dict(params), nnx.to_pure_dict(others)
 
     def call(params: Any, state: Any, inputs: Any, rows: Rows) -> tuple[Any, Any]:
+        outputs, model = run(params, state, inputs, rows)
+        if not rows.training or not state:
+            return outputs, state
+        return outputs, _restricted(nnx.to_pure_dict(split(model)[3]), state)
+
+    def run(params: Any, state: Any, inputs: Any, rows: Rows) -> tuple[Any, Any]:
+        """Returns the outputs, and the merged module after the call."""
         filled = [jax.tree.map(lambda leaf: leaf, each) for each in variables]
         for each, values in zip(filled, (params, _random(random, rows.any_key), state or {}), strict=True):
             nnx.replace_by_pure_dict(each, values)
         model = nnx.merge(graph, *filled)
         if not rows.training:
             model.eval()
-            return model(*as_arguments(inputs), **mode_arguments(type(model).__call__, training=False)), state
+            return model(*as_arguments(inputs), **mode_arguments(type(model).__call__, training=False)), model
         model.train()
         given: dict[str, Any] = mode_arguments(type(model).__call__, training=True)
         if takes_option(type(model).__call__, "rngs"):
             given["rngs"] = nnx.Rngs(rows.key)
         _set_on_mesh(nnx, model, rows)
-        outputs = model(*as_arguments(inputs), **given)
-        return outputs, nnx.to_pure_dict(split(model)[3]) if state else state
+        return model(*as_arguments(inputs), **given), model
 
-    return Adapted(init, call)
+    found: list[str] = []
+
+    def collect(key: Array, example: Array) -> None:
+        """Finds the losses that a training call sows."""
+        params, state = init(key)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), inputs)
+        _, model = run(params, state, zeros, Rows(key=key, example=example, axes=()))
+        before = {path for path, _ in leaves_with_paths(state)}
+        for names, variable in nnx.to_flat_state(split(model)[3]):
+            path = "/".join(map(str, names))
+            is_new = not any(each == path or each.startswith(f"{path}/") for each in before)
+            if is_new and (type(variable) is not nnx.Intermediate or is_loss(path)):
+                found.append(path)
+
+    rows = abstract_rows()
+    with suppress(Exception):  # the check of the model's functions reports an error of the call, for a device's rows
+        jax.eval_shape(collect, rows.key, rows.example)
+    return Adapted(init, call, found)
+
+
+def _restricted(tree: Any, like: Any) -> Any:
+    """Returns a nested mapping with the keys of another one: without what a call has sown."""
+    if not isinstance(like, Mapping):
+        return tree
+    return {name: _restricted(tree[name], each) for name, each in like.items()}
 
 
 def _random(like: Any, key: Array) -> Any:

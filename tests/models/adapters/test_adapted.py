@@ -102,7 +102,7 @@ def test_dropout_of_linen_shares_its_mask_along_its_broadcast_dims():
     from flax import linen as nn
 
     dropout = nn.Dropout(0.5, broadcast_dims=(1,), deterministic=False)
-    _, call = adapt_linen(dropout, ONES[0])
+    call = adapt_linen(dropout, ONES[0]).call
     dropped = np.asarray(call({}, None, ONES, Rows(key=KEY, example=EXAMPLE, axes=()))[0])
     np.testing.assert_array_equal(dropped, np.broadcast_to(dropped[:, :1], ONES.shape))
     assert set(np.unique(dropped).tolist()) == {0.0, 2.0}

@@ -65,8 +65,8 @@ class _Logged(NamedTuple):
 
 def count_rows(batch: Mapping[str, Any]) -> int | None:
     """Returns the rows of a global batch; None if its weights are not those of rows, but of the tokens of each."""
-    weights = batch.get("weights")
-    return len(weights) if np.ndim(weights) == 1 else None
+    shape = np.shape(batch.get("weights", 0.0))
+    return shape[0] if len(shape) == 1 else None
 
 
 @dataclass(eq=False)

@@ -19,6 +19,7 @@ from ..collectives import Collective, merge, subtract
 from ..model import AbstractBatch, Activations, BlockModel, Params, join_differentiable, split_differentiable
 from ..plan import ShardingPlan
 from ..xla.graph import dependencies, operation, trace
+from ..xla.platform import uses
 from ..xla.primitives import GATHERS, gathered_over
 from ..xla.traced_sums import other_collectives
 from .ends import separates_ends
@@ -115,9 +116,15 @@ def find_backward_collectives(
 
 
 def _first_ends_backward(model: BlockModel, plan: ShardingPlan, unroll: int) -> bool:
-    """Returns whether XLA compiles the first block apart from the others, and nothing needs its input's gradient."""
-    is_alone = unroll == model.num_blocks or separates_ends(model, plan)
-    return is_alone and _is_frozen(model.embed_reads, plan)
+    """Returns whether XLA compiles the first block apart from the others, and nothing needs its input's gradient.
+
+    If the ends are separate, collectives of simulated devices wait for that gradient.
+    """
+    if not _is_frozen(model.embed_reads, plan):
+        return False
+    if separates_ends(model, plan):
+        return not uses("order", plan.platform)
+    return unroll == model.num_blocks
 
 
 def _is_frozen(groups: Collection[str], plan: ShardingPlan) -> bool:

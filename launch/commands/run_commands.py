@@ -308,9 +308,10 @@ def doctor(arguments: argparse.Namespace) -> int:
 
     Checks everything that a run needs before it starts: its job (coordinator, rank, number of processes, and the
     variables they come from), versions, devices, GPUs, cores, memory, limits, the name of the host, the coordinator's
-    port, and the file system of run.dir. Exit code 0 without problems, 2 otherwise, with a fix for each. For a run with
-    several processes, start it in all of them, like the run itself: they connect, compare versions and run.dir,
-    and process 0 prints the result.
+    port, and the file system of run.dir. Computes products and a sum with known results on each device, and names the
+    device that is wrong. Exit code 0 without problems, 2 otherwise, with a fix for each. For a run with several
+    processes, start it in all of them, like the run itself: they connect, compare versions and run.dir, and process 0
+    prints the result.
 
       spmdkit doctor                                 this host
       spmdkit doctor my.yaml                         with the devices and the run.dir of a config

@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -26,11 +26,9 @@ CGROUP = Path("/sys/fs/cgroup")
 PACKAGES = ("spmdkit", "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint", "grain")
 PLUGINS = ("jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-rocm7-plugin")
 INSTALL = "pip install --upgrade 'spmdkit[cuda]'"
-PROGRAM = """
-import json, jax
-devices = jax.local_devices()
-print("\\n" + json.dumps([devices[0].platform, devices[0].device_kind, len(devices)]))
-"""
+PROGRAM = (sys.executable, "-P", str(Path(__file__).with_name("device_program.py")))
+"""The command that opens the devices and computes on them."""
+REPLACE_DEVICE = "leave the device out (CUDA_VISIBLE_DEVICES, or another host), and have it tested or replaced"
 OPEN_SECONDS = 120.0
 
 
@@ -72,7 +70,7 @@ def check_faults(platform: str, version: str) -> list[Finding]:
 def check_devices(
     environ: Mapping[str, str], simulated: int, job: Job | None, versions: Mapping[str, str]
 ) -> list[Finding]:
-    """Opens JAX's devices as a run would, and checks that it uses the GPUs of the host.
+    """Opens JAX's devices as a run would, computes on them, and checks that it uses the GPUs of the host.
 
     Args:
         environ: The environment of this process.
@@ -84,35 +82,65 @@ def check_devices(
     if simulated:
         opened = Finding("devices", f"{simulated} simulated CPU devices in each process (run.simulate)")
         return [opened, *check_faults("cpu", jaxlib)]
-    opened, on_host = open_devices(environ), count_gpus()
-    platform = opened.found.partition(":")[0]
-    found = [opened, *check_faults(platform, jaxlib)]
+    found = open_devices(environ, job.local_devices or () if job else ())
+    platform = found[0].found.partition(":")[0]
+    found += check_faults(platform, jaxlib)
+    on_host = count_gpus()
     if on_host:
         found.append(check_gpus(environ, on_host, platform == "cpu", job, versions))
     return found
 
 
-def open_devices(environ: Mapping[str, str], seconds: float = OPEN_SECONDS) -> Finding:
-    """Opens JAX's devices in a child process with a time limit, because a backend can hang."""
+def open_devices(
+    environ: Mapping[str, str],
+    own: Sequence[int] = (),
+    *,
+    seconds: float = OPEN_SECONDS,
+    program: Sequence[str] = PROGRAM,
+) -> list[Finding]:
+    """Opens JAX's devices and computes on them, in a child process with a time limit, because a backend can hang.
+
+    Args:
+        environ: The environment of this process.
+        own: The positions of the devices that this process uses; empty = all.
+        seconds: The time limit.
+        program: The command; `own` is appended.
+    """
     try:
         child = subprocess.run(
-            [sys.executable, "-P", "-c", PROGRAM],
+            [*program, *map(str, own)],
             env={**without_job_variables(environ), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
             capture_output=True,
             text=True,
             timeout=seconds,
         )
     except subprocess.TimeoutExpired:
-        text = f"JAX did not open its devices within {seconds:.0f} s"
+        text = f"JAX did not open its devices and compute on them within {seconds:.0f} s"
         fix = "check if another process uses them (nvidia-smi), or try JAX_PLATFORMS=cpu"
-        return Finding("devices", text, "wrong", fix)
+        return [Finding("devices", text, "wrong", fix)]
     if child.returncode:
         message = " / ".join(child.stderr.strip().splitlines()[-3:])[-600:]
         how = f"exit code {child.returncode}" if child.returncode > 0 else f"killed by signal {-child.returncode}"
         text = f"JAX could not open its devices ({how}): {message}"
-        return Finding("devices", text, "wrong", "see JAX's message; check the driver")
-    kind, name, count = json.loads(child.stdout.splitlines()[-1])
-    return Finding("devices", f"{kind}: {count} x {name}")
+        return [Finding("devices", text, "wrong", "see JAX's message; check the driver")]
+    result = json.loads(child.stdout.splitlines()[-1])
+    opened = Finding("devices", f"{result['platform']}: {result['count']} x {result['kind']}")
+    return [opened, *check_arithmetic(result["problems"], socket.gethostname())]
+
+
+def check_arithmetic(problems: Mapping[str, Sequence[str]], host: str) -> list[Finding]:
+    """Returns what the devices computed wrongly.
+
+    Args:
+        problems: The problems of each device, by its name.
+        host: The name of this host, for messages.
+    """
+    wrong = [
+        Finding("arithmetic", f"{device} of {host}: {problem}", "wrong", REPLACE_DEVICE)
+        for device, found in problems.items()
+        for problem in found
+    ]
+    return wrong or [Finding("arithmetic", f"known products and a known sum are right on {', '.join(problems)}")]
 
 
 def check_gpus(

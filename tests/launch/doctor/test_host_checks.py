@@ -1,10 +1,14 @@
 """Checks of the host."""
 
+import json
 import os
+import socket
+import sys
 
 import pytest
 from spmdkit.launch.doctor import host_checks
-from spmdkit.launch.doctor.job_checks import GIB
+from spmdkit.launch.doctor.findings import format_finding, format_text
+from spmdkit.launch.doctor.job_checks import GIB, Finding
 from spmdkit.launch.startup.variables import Job
 
 
@@ -49,15 +53,18 @@ def test_rejects_small_shared_memory(tmp_path, monkeypatch):
     assert (found.level, found.fix) == ("wrong", "start the container with --shm-size=8g, or --ipc=host")
 
 
+@pytest.mark.slow_cases("0")
 @pytest.mark.parametrize("simulated", [0, 2])
 def test_notes_the_known_faults_of_jaxlib_on_its_devices(simulated, monkeypatch):
     monkeypatch.setattr(host_checks, "count_gpus", lambda: 0)
     found = host_checks.check_devices(environ(), simulated, None, {"jaxlib": "0.10.2"})
-    assert [(each.name, each.level) for each in found] == [("devices", "ok"), ("known faults", "note")]
-    assert found[1].found.startswith("jaxlib 0.10.2 on cpu: jitted `vmap")
-    assert "github.com/jax-ml/jax/issues/" in found[1].found
-    assert found[1].fix == "install jaxlib 0.10.1, 0.11.0 or newer"
-    assert len(host_checks.check_devices(environ(), simulated, None, {"jaxlib": "0.12.0.1"})) == 1
+    (fault,) = (each for each in found if each.name == "known faults")
+    assert fault.level == "note"
+    assert fault.found.startswith("jaxlib 0.10.2 on cpu: jitted `vmap")
+    assert "github.com/jax-ml/jax/issues/" in fault.found
+    assert fault.fix == "install jaxlib 0.10.1, 0.11.0 or newer"
+    newer = host_checks.check_devices(environ(), simulated, None, {"jaxlib": "0.12.0.1"})
+    assert "known faults" not in {each.name for each in newer}
 
 
 CUDA = {"jax-cuda13-plugin": "0.10.2"}
@@ -68,15 +75,56 @@ def environ(**variables: str) -> dict[str, str]:
 
 
 def test_does_not_open_simulated_devices(monkeypatch):
-    monkeypatch.setattr(host_checks, "PROGRAM", "raise SystemExit('opened')")
+    monkeypatch.setattr(host_checks, "open_devices", pytest.fail)
     assert [finding.level for finding in host_checks.check_devices({}, 8, None, {})] == ["ok"]
 
 
 @pytest.mark.slow
 def test_opens_devices_in_a_child(monkeypatch):
     monkeypatch.setattr(host_checks, "count_gpus", lambda: 0)
-    (found,) = host_checks.check_devices(environ(JAX_NUM_CPU_DEVICES="3", SPMDKIT_NUM_PROCESSES="2"), 0, None, {})
-    assert (found.level, found.found) == ("ok", "cpu: 3 x cpu")
+    variables = environ(JAX_NUM_CPU_DEVICES="3", SPMDKIT_NUM_PROCESSES="2")
+    opened, computed = host_checks.check_devices(variables, 0, None, {})
+    assert (opened.level, opened.found) == ("ok", "cpu: 3 x cpu")
+    assert computed == Finding("arithmetic", "known products and a known sum are right on cpu:0, cpu:1, cpu:2")
+    job = Job("Slurm", None, 4, 1, 1, 4, (2, 1))
+    assert host_checks.check_devices(variables, 0, job, {})[1].found.endswith("are right on cpu:2, cpu:1")
+
+
+def test_names_the_device_that_computes_wrong_numbers():
+    problems = {
+        "gpu:0": [],
+        "gpu:3": ["a sum of 4 numbers in float32: 5 instead of 6"],
+        "gpu:4": ["RuntimeError: lost"],
+    }
+    found = host_checks.check_arithmetic(problems, "n7")
+    assert [(each.name, each.level) for each in found] == [("arithmetic", "wrong")] * 2
+    assert found[0].found == "gpu:3 of n7: a sum of 4 numbers in float32: 5 instead of 6"
+    assert found[1].found == "gpu:4 of n7: RuntimeError: lost"
+    assert found[0].fix.startswith("leave the device out (CUDA_VISIBLE_DEVICES, or another host)")
+    right = host_checks.check_arithmetic({"gpu:0": [], "gpu:1": []}, "n6")
+    assert "\n".join(format_text([right, found]).splitlines()[2:]) == "\n".join(
+        [
+            *format_finding(right[0], "rank 0"),
+            *format_finding(found[0], "rank 1"),
+            *format_finding(found[1], "rank 1"),
+            "",
+            "2 problems found.",
+        ]
+    )
+
+
+def test_a_wrong_device_fails_the_command(monkeypatch, cli):
+    wrong = {
+        "platform": "gpu",
+        "kind": "H100",
+        "count": 2,
+        "problems": {"gpu:0": [], "gpu:1": ["a sum: 5 instead of 6"]},
+    }
+    program = (sys.executable, "-c", f"print({json.dumps(json.dumps(wrong))})")
+    monkeypatch.setattr(host_checks.open_devices, "__kwdefaults__", {"seconds": 60, "program": program})
+    printed = cli(2, "doctor").out
+    assert "  ok    devices       gpu: 2 x H100\n" in printed
+    assert f"  WRONG arithmetic    gpu:1 of {socket.gethostname()}: a sum: 5 instead of 6\n" in printed
 
 
 @pytest.mark.parametrize(
@@ -84,12 +132,12 @@ def test_opens_devices_in_a_child(monkeypatch):
     [
         ("import sys; sys.exit('no driver')", "could not open its devices (exit code 1): no driver"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "could not open its devices (killed by signal 11)"),
-        ("import time; time.sleep(60)", "JAX did not open its devices within 0 s"),
+        ("import time; time.sleep(60)", "JAX did not open its devices and compute on them within 0 s"),
     ],
 )
-def test_reports_devices_that_do_not_open(program, found, monkeypatch):
-    monkeypatch.setattr(host_checks, "PROGRAM", program)
-    opened = host_checks.open_devices(environ(), seconds=60 if "sleep" not in program else 0.4)
+def test_reports_devices_that_do_not_open(program, found):
+    seconds = 0.4 if "sleep" in program else 60
+    (opened,) = host_checks.open_devices(environ(), seconds=seconds, program=(sys.executable, "-c", program))
     assert opened.level == "wrong"
     assert found in opened.found
 

@@ -28,7 +28,7 @@ train: $(VENV)/.spmdkit  ## train the quickstart on 8 simulated devices; CONFIG=
 test: $(VENV)/.test  ## run the test suite; ARGS= are passed to pytest, WORKERS=2 sets the processes
 	$(PYTEST) -m "not long and not table and not faults and not cluster and not targets and not libraries" $(ARGS)
 
-test-equivalence: $(VENV)/.test  ## compare every strategy and product with one device, in float64 and float32: 9 minutes
+test-equivalence: $(VENV)/.test  ## compare every strategy and product with one device, in float64 and float32: 8 minutes
 	$(PYTEST) -m table tests/parallel/test_equivalence.py $(ARGS)
 
 test-quick: $(VENV)/.test  ## run the tests that are neither slow nor multiprocess: 2 minutes

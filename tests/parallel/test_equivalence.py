@@ -195,7 +195,8 @@ def check(row, dtype, *, drawn=False):
 
 def has_ends(row):
     """Whether the first and the last block of a row run outside the loop over blocks."""
-    gathers = getattr(row.strategy.get("fsdp"), "keep", None) == "block"
+    fsdp = row.strategy.get("fsdp", FSDPConfig(keep="step"))
+    gathers = fsdp.keep == "block" and not fsdp.prefetch
     return row.branches != "own" and row.remat == "full" and gathers and "pipe" not in row.strategy
 
 

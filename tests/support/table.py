@@ -203,6 +203,10 @@ def of_gpus():
     yield Row("gpus-all-to-all", "transformer", {**fsdp, "context": all_to_all}, train="part", **more)
     zero = DataParallelConfig(size=2, zero=1, floor_bytes=FLOOR)
     yield Row("gpus-zero", "transformer", {"data": zero, **fsdp}, train="part", **more)
+    ahead = {"fsdp": FSDPConfig(size=2, floor_bytes=FLOOR, prefetch=1), "tensor": RING}
+    yield Row("gpus-prefetch", "transformer", ahead, train="part", **more)
+    whole = {"data": DataParallelConfig(size=2, zero=2, floor_bytes=FLOOR), "expert": 2}
+    yield Row("gpus-zero2-local", "moe", whole, remat="local", train="part", branches="gpus")
 
 
 def pipelines_of_gpus():

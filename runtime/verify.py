@@ -50,7 +50,8 @@ def verify_config(
     if steps < 1:
         raise UserError(f"--steps {steps}: parameters are compared after at least 1 step.")
     devices = simulate_devices(axis_sizes(config.strategy), config.run.simulate or DEFAULT_DEVICES)
-    config = replace(config, model={**config.model, "check": "off"})  # the comparison shows what it violates
+    check = str(config.model.get("check", "error"))
+    config = replace(config, model={**config.model, "check": "off"})  # verification checks the contract itself
     dtype = "float32" if float32 else "float64"
     dtypes = {"params": dtype, "compute": dtype, "reduce": dtype}
     precision = replace(config.precision, **dtypes, loss_scale=config.precision.scaling)
@@ -71,6 +72,7 @@ def verify_config(
             reduced=reduced.changes,
             save_and_restore=through_files,
             averages=averages_of(built) if small.optimizer.ema.decay else None,
+            check=check,
         )
 
 

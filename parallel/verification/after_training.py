@@ -67,7 +67,7 @@ def check_after_steps(
         if sums := _evaluate(case, state, host, on_mesh):
             errors[what] = error = _largest_error(*sums, tolerance)
             if error.differs:
-                hint = case.contract or explain_sums(*sums, case.tolerance) or OTHER_METRIC
+                hint = case.contract.text or explain_sums(*sums, case.tolerance) or OTHER_METRIC
                 found.append(Difference(what=what, where=error.where, relative=error.relative, hint=hint))
     loss_scale = check_loss_scale(case, state)
     if loss_scale:

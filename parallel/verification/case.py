@@ -3,18 +3,42 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from ...layouts.tensor_layout import TensorLayout
 from ..model import Params
+from ..model.user_errors import describe_error
 from ..sharding.stored_order import stored_order
 from ..step.state import TrainState
 from ..step.train_step import Step
-from .contract.breaches import breaches
+from .contract.breaches import Breach, breaches
 from .reference import HostBatch, OneDevice, Sums
+
+SHOWN_BY_BATCHES = ("dead", "future")
+"""The breaches that a verification finds and reports with whole batches."""
+
+
+class Contract(NamedTuple):
+    """The result of checking a model's contract.
+
+    Attributes:
+        breaches: The breaches.
+        untried: The reason if the contract was not checked, or "".
+    """
+
+    breaches: tuple[Breach, ...] = ()
+    untried: str = ""
+
+    @property
+    def text(self) -> str:
+        """The breaches as an explanation of a difference; "" if there are none."""
+        if not self.breaches:
+            return ""
+        texts = " Besides, ".join(breach.message for breach in self.breaches)
+        return f"The model, not the strategy: on one device as well, {texts}"
 
 
 @dataclass(frozen=True)
@@ -40,14 +64,14 @@ class Case:
     params_tolerance: float
 
     @cached_property
-    def contract(self) -> str:
-        """Describes the breaches of the contract on one device, which affect every strategy; "" if there are none."""
+    def contract(self) -> Contract:
+        """The model's contract on a few rows of all batches, on one device; it affects every strategy."""
+        rows = {name: np.concatenate([batch[name] for batch in self.batches]) for name in self.batches[0]}
         try:
-            found = breaches(self.one_device.model, self.params, self.batches[0], self.one_device.key(0))
-        except Exception:  # the model may not accept so few rows
-            return ""
-        texts = " Besides, ".join(breach.message for breach in found)
-        return f"The model, not the strategy: on one device as well, {texts}" if found else ""
+            found = breaches(self.one_device.model, self.params, rows, self.one_device.key(0))
+        except Exception as error:  # the model may not accept so few rows
+            return Contract(untried=f"a few rows of one device raise {describe_error(error)}")
+        return Contract(tuple(breach for breach in found if breach.kind not in SHOWN_BY_BATCHES))
 
     def layout(self, path: str) -> TensorLayout:
         """Returns the layout of the gradient and the update of one parameter."""

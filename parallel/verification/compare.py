@@ -7,9 +7,10 @@ If the two differ, it reports the first difference and runs experiments to find 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import optax
 
 from ...mesh.compat import known_faults
@@ -17,23 +18,36 @@ from ...mesh.errors import UserError
 from ..model import BlockModel, Model
 from ..options import Precision
 from ..sharding.lay_out import StrategyLike, lay_out
+from ..sharding.model_errors import check_loss
 from ..step.build import build_step
 from ..step.model_order import in_model_order
 from ..step.train_step import Step
 from .after_training import Averages, check_after_steps
 from .case import Case
 from .collective_check import check_collectives
+from .contract.breaches import CHECKS
 from .contract.probe import moved as perturbed
 from .diagnosis import explain_rejection, explanations, first_difference
 from .differences import GRADIENTS, INIT_TOLERANCE, LeafError, array_errors, leaf_errors, relative, widened
+from .light_batch import measure_light_batch
 from .reference import HostBatch, OneDevice, Reference, report
-from .result import Difference, Measured, Verification, list_proved, list_unchecked
+from .result import (
+    BREAKS_CONTRACT,
+    LIGHT_BATCH,
+    Difference,
+    Extent,
+    Measured,
+    Verification,
+    list_proved,
+    list_unchecked,
+)
 from .round_trip import SaveAndRestore
 from .rounding import moved
 
 FLOAT64 = Precision(params="float64", compute="float64", reduce="float64")
 """All dtypes float64, so that rounding cannot be mistaken for an error."""
 
+CONTRACT_OFF = "Nothing else was compared; to compare such a model, set model.check to warn or off."
 OTHER_STEP = 7919
 """The index of a step that must draw other random numbers than step 0."""
 
@@ -51,6 +65,7 @@ def verify(
     precision: Precision = FLOAT64,
     seed: int = 0,
     devices: Sequence[str] | None = None,
+    check: str = "error",
 ) -> Verification:
     """Compares training under a strategy with training on one device.
 
@@ -69,11 +84,14 @@ def verify(
         precision: The dtypes; float64 throughout by default.
         seed: The seed of the initial parameters and dropout.
         devices: Names of the mesh devices; all devices by default.
+        check: The reaction to a model that breaks its contract: "error" reports it and compares nothing else, "warn"
+            notes it, "off" does not check.
 
     Returns:
         The measurements; `ok` if everything agrees.
 
     Raises:
+        ModelError: The model does not run on one device, for example because it names an axis of the mesh.
         UserError: The strategy does not fit the model or the batches.
     """
     with x64(precision):
@@ -82,7 +100,7 @@ def verify(
         step = build_step(
             model, optimizer, layouts, accumulate=accumulate, clip_norm=clip_norm, remat=remat, precision=precision
         )
-        return verify_step(step, batches, clip_norm=clip_norm, seed=seed)
+        return verify_step(step, batches, clip_norm=clip_norm, seed=seed, check=check)
 
 
 def x64(precision: Precision) -> Any:
@@ -99,6 +117,7 @@ def verify_step(
     reduced: Mapping[str, tuple[Any, Any]] | None = None,
     save_and_restore: SaveAndRestore | None = None,
     averages: Averages | None = None,
+    check: str = "error",
 ) -> Verification:
     """Compares an existing step with one device; see `verify`.
 
@@ -110,13 +129,18 @@ def verify_step(
         reduced: Config key -> (before, after), for the report.
         save_and_restore: Writes a state to files and reads it; by default, states stay in memory.
         averages: Reads the parameter averages that the optimizer keeps, if any.
+        check: The reaction to a model that breaks its contract (`model.check`): "error" reports it and compares nothing
+            else, "warn" notes it, "off" does not check.
 
     Returns:
         The measurements.
 
     Raises:
+        ModelError: The model does not run on one device, for example because it names an axis of the mesh.
         UserError: The strategy trains differently from one device by design.
     """
+    if check not in CHECKS:
+        raise UserError(f"check={check!r} is not one of {', '.join(CHECKS)}.")
     if step.plan.exact is not step.plan:
         option, off = ("local_steps", "0") if step.plan.local_steps else ("compress", "none")
         raise UserError(
@@ -126,7 +150,8 @@ def verify_step(
     device = step.plan.mesh.backend_mesh.devices.flat[0]
     with x64(step.precision), jax.default_device(device):
         host: list[HostBatch] = [dict(batch) for batch in batches]
-        result = _compare(step, host, clip_norm, seed, reduced or {}, save_and_restore, averages)
+        options = _Options(clip_norm, seed, reduced or {}, save_and_restore, averages, check)
+        result = _compare(step, host, options)
     faults = tuple(
         f"{fault.describe()}. The reference may be wrong, too: {fault.remedy}."
         for fault in known_faults(device.platform)
@@ -134,35 +159,43 @@ def verify_step(
     return replace(result, known_faults=faults)
 
 
-def _compare(
-    step: Step,
-    batches: list[HostBatch],
-    clip_norm: float,
-    seed: int,
-    reduced: Mapping[str, tuple[Any, Any]],
-    save_and_restore: SaveAndRestore | None,
-    averages: Averages | None,
-) -> Verification:
-    compute = step.precision.compute
-    options: Any = {"clip_norm": clip_norm, "compute": compute, "seed": seed, "accumulate": step.accumulate}
-    one_device = OneDevice(step.given_model, step.optimizer, **options)
+class _Options(NamedTuple):
+    """The other arguments of `verify_step`."""
+
+    clip_norm: float
+    seed: int
+    reduced: Mapping[str, tuple[Any, Any]]
+    save_and_restore: SaveAndRestore | None
+    averages: Averages | None
+    check: str
+
+
+def _compare(step: Step, batches: list[HostBatch], options: _Options) -> Verification:
+    check_loss(step.given_model, _shapes(batches[0]), compute=step.precision.compute)
+    one_device = _one_device(step, options)
     drawn = one_device.init(step.precision.params)
     narrowings = one_device.narrowings(drawn, batches[0])
     tolerances = narrowings[0].tolerance, max(each.tolerance for each in narrowings)
-    case = Case(step, one_device, perturbed(drawn), batches, clip_norm, *tolerances)
-    initial = case.in_model_order(step.init(seed).params)
-    init = leaf_errors(initial, drawn, tolerance=case.tolerance)[0]
-    reference = one_device.train(case.params, batches)
-    facts = {
+    case = Case(step, one_device, perturbed(drawn), batches, options.clip_norm, *tolerances)
+    facts: dict[str, Any] = {
         "mesh": dict(zip(step.plan.mesh.axis_names, step.plan.mesh.shape, strict=True)),
-        "dtype": compute,
+        "dtype": step.precision.compute,
         "tolerance": case.tolerance,
         "params_tolerance": case.params_tolerance,
-        "reference_losses": tuple(each["loss"] for each in reference.reports),
-        "reduced": reduced,
+        "reduced": options.reduced,
         "notes": step.plan.notes,
     }
-    state = step.init(seed, case.params)
+    broken = "" if options.check == "off" else case.contract.text
+    if broken and options.check == "error":
+        first = Difference(what=BREAKS_CONTRACT, where="", relative=1.0, hint=f"{broken} {CONTRACT_OFF}")
+        return Verification(**facts, first_difference=first, not_looked_at=("anything else: the contract is broken",))
+    if broken:
+        facts["notes"] = (*facts["notes"], broken)
+    initial = case.in_model_order(step.init(options.seed).params)
+    init = leaf_errors(initial, drawn, tolerance=case.tolerance)[0]
+    reference = one_device.train(case.params, batches)
+    facts["reference_losses"] = tuple(each["loss"] for each in reference.reports)
+    state = step.init(options.seed, case.params)
     try:
         collectives = check_collectives(step, batches[0], reference.first.gradients)
         found, norm = case.sums(state, batches[0])
@@ -174,6 +207,7 @@ def _compare(
         first = Difference(what=GRADIENTS, where=path, relative=float("inf"), hint=hint)
         unseen = ("anything else: the step does not compile",)
         return Verification(**facts, first_difference=first, not_looked_at=unseen)
+    light = measure_light_batch(case, state)
     reported: list[Mapping[str, float]] = []
     for batch in batches:
         state, metrics = step(state, batch)
@@ -190,6 +224,7 @@ def _compare(
         "weight": Measured(relative(found.weight, right["weight"]), case.tolerance),
         GRADIENTS: worst.pop(GRADIENTS),
         "gradient norm": Measured(relative(norm, right["gradient norm"]), case.tolerance),
+        **({LIGHT_BATCH: light} if light else {}),
         **worst,
         "what a step reports": _worst_report(reported, reference, case.params_tolerance),
     }
@@ -205,11 +240,33 @@ def _compare(
     explain = explanations(case, initial, drawn, found, norm, saved, reference)
     measured = replace(measured, first_difference=first_difference(measured, reference, explain))
     if measured.ok:  # the later checks need correct steps
-        measured = check_after_steps(measured, case, state, reference, save_and_restore, averages)
+        measured = check_after_steps(measured, case, state, reference, options.save_and_restore, options.averages)
     other = one_device.sums(case.params, batches[0], OTHER_STEP).total
-    checked = {"files": save_and_restore is not None, "random": other != reference.first.total}
-    unseen = list_unchecked(measured, reference, case.params, clip_norm=clip_norm, **checked)
-    return replace(measured, proved=tuple(list_proved(measured, **checked)), not_looked_at=tuple(unseen))
+    is_random = other != reference.first.total
+    untried = "model.check: off" if options.check == "off" else case.contract.untried
+    extent = Extent(options.save_and_restore is not None, is_random, untried)
+    unseen = list_unchecked(measured, reference, case.params, extent, options.clip_norm)
+    return replace(measured, proved=tuple(list_proved(measured, extent)), not_looked_at=tuple(unseen))
+
+
+def _one_device(step: Step, options: _Options) -> OneDevice:
+    return OneDevice(
+        step.given_model,
+        step.optimizer,
+        clip_norm=options.clip_norm,
+        compute=step.precision.compute,
+        seed=options.seed,
+        accumulate=step.accumulate,
+    )
+
+
+def _shapes(batch: HostBatch) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes and dtypes of a batch as JAX stores them."""
+    shapes: dict[str, jax.ShapeDtypeStruct] = {}
+    for name, array in batch.items():
+        rows = np.asarray(array)
+        shapes[name] = jax.ShapeDtypeStruct(rows.shape, jax.dtypes.canonicalize_dtype(rows.dtype))
+    return shapes
 
 
 def _worst(arrays: Mapping[str, Sequence[LeafError]]) -> dict[str, Measured]:

@@ -22,8 +22,9 @@ from ..step.state import TrainState
 from ..xla.error_texts import differing_result
 from .case import Case
 from .differences import GRADIENTS, MODEL_STATE, NEAR, OPTIMIZER, PARAMETERS, differing_copies, relative
+from .light_batch import LIGHT_WEIGHT
 from .reference import Reference, Sums
-from .result import NO_GRADIENT, NOT_FINITE, Difference, Verification
+from .result import LIGHT_BATCH, NO_GRADIENT, NOT_FINITE, Difference, Verification
 
 
 def first_difference(
@@ -82,6 +83,10 @@ def explanations(
         "weight": lambda _: f"{explain_sums(found, first, case.tolerance)} Their ratio, the mean loss, is correct.",
         GRADIENTS: lambda path: explain_gradient(case, path, found, first),
         "gradient norm": lambda _: f"It is {norm_text}, although every gradient is correct.",
+        LIGHT_BATCH: lambda name: (
+            f"The numbers of the batch itself are correct. If its weights are scaled to sum to {LIGHT_WEIGHT:g}, the "
+            f"{name} is not: a divisor is not the weight of the batch."
+        ),
         PARAMETERS: explain_change,
         OPTIMIZER: lambda _: f"{right}. This array, which later updates start from, is not.",
         MODEL_STATE: lambda _: (
@@ -106,7 +111,7 @@ def explain_loss(case: Case, found: Sums, reference: Sums) -> str:
     """Explains why the loss of a batch differs."""
     if not np.isfinite(reference.total):
         return f"It is {reference.total} on one device as well: the model itself, not the strategy."
-    return case.contract or explain_sums(found, reference, case.tolerance)
+    return case.contract.text or explain_sums(found, reference, case.tolerance)
 
 
 def describe_ratio(found: float, reference: float) -> str:
@@ -119,8 +124,8 @@ def describe_ratio(found: float, reference: float) -> str:
 
 def explain_gradient(case: Case, path: str, found: Sums, reference: Sums) -> str:
     """Explains why a gradient differs although the loss agrees."""
-    if case.contract:
-        return case.contract
+    if case.contract.text:
+        return case.contract.text
     layout = case.layout(path)
     leaf, expected = leaf_of(found.gradients, path), _wide(leaf_of(reference.gradients, path))
     axes, adds_up = differing_copies(leaf, expected, layout)

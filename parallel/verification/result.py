@@ -23,8 +23,11 @@ MAX_SHOWN = 5
 SEES_AHEAD = "the model sees later tokens"
 NO_GRADIENT = "the model has no gradient"
 NOT_FINITE = "the loss is not finite"
-OF_THE_MODEL = (SEES_AHEAD, NO_GRADIENT, NOT_FINITE)
+BREAKS_CONTRACT = "the model breaks its contract"
+OF_THE_MODEL = (SEES_AHEAD, NO_GRADIENT, NOT_FINITE, BREAKS_CONTRACT)
 """Problems that occur on one device as well."""
+LIGHT_BATCH = "a batch of weight 0.5"
+"""The quantity of `light_batch`: loss, weight and gradient norm."""
 
 NEVER_CHECKED = (
     "the code of the model and the optimizer (both sides run it)",
@@ -40,6 +43,7 @@ JSON_NAMES = {
     "weight_rel": "weight",
     "grad_max_rel": "gradients",
     "grad_norm_rel": "gradient norm",
+    "light_batch_rel": LIGHT_BATCH,
     "params_rel": "parameters",
     "optimizer_rel": "optimizer's state",
     "model_state_rel": "the model's state",
@@ -105,8 +109,8 @@ class Verification:
     """Every gradient of the first batch, before clipping, the worst first."""
     losses: tuple[float, ...] = ()
     """The loss of each step."""
-    reference_losses: tuple[float, ...]
-    """The losses of one device."""
+    reference_losses: tuple[float, ...] = ()
+    """The losses of one device; empty if the model breaks its contract."""
     collectives: CollectiveCheck = field(default_factory=CollectiveCheck)
     """The collectives of the compiled step."""
     first_difference: Difference | None
@@ -168,8 +172,9 @@ class Verification:
         if self.reduced:
             lines = [f"  {key:<28} {before} -> {after}" for key, (before, after) in self.reduced.items()]
             parts.append("\n".join(["Verified at a reduced size (--full for that of the config)", *lines]))
-        parts.append("\n".join(_error_lines(self)))
-        parts.append("\n".join(_collective_lines(self.collectives)))
+        if self.errors:
+            parts.append("\n".join(_error_lines(self)))
+            parts.append("\n".join(_collective_lines(self.collectives)))
         claims = f"proved: {', '.join(self.proved) or 'nothing'}; not looked at: {', '.join(self.not_looked_at)}"
         if self.widened:
             claims += f"; wider tolerances: {'; '.join(map(str, self.widened))}"
@@ -177,28 +182,44 @@ class Verification:
         return "\n\n".join([*parts, *notes, _verdict(self), claims])
 
 
-def list_proved(measured: Verification, *, files: bool, random: bool) -> Iterator[str]:
+class Extent(NamedTuple):
+    """The parts that a verification covered, beside its errors.
+
+    Attributes:
+        files: True if the state was written to files.
+        random: True if the loss depends on the key.
+        contract: The reason if the model's contract was not checked, or "".
+    """
+
+    files: bool
+    random: bool
+    contract: str = ""
+
+
+def list_proved(measured: Verification, extent: Extent) -> Iterator[str]:
     """Yields the proved properties; none if anything differs.
 
     Args:
         measured: The measurements.
-        files: True if the state was written to files.
-        random: True if the loss depends on the key.
+        extent: The covered parts.
     """
     if not measured.ok:
         return
+    if not extent.contract:
+        yield "the model's contract"
     yield from measured.errors
     yield "collectives"
-    if random:
+    if extent.random:
         yield "random numbers"
     if measured.loss_scale is not None:
         yield "a step that is not finite, and the loss scale"
     if trip := measured.round_trip:
-        yield f"{'a checkpoint in files' if files else 'the state in memory'} restored onto {trip.target} and back"
+        saved = "a checkpoint in files" if extent.files else "the state in memory"
+        yield f"{saved} restored onto {trip.target} and back"
 
 
 def list_unchecked(
-    measured: Verification, reference: Reference, params: Params, *, files: bool, random: bool, clip_norm: float
+    measured: Verification, reference: Reference, params: Params, extent: Extent, clip_norm: float
 ) -> Iterator[str]:
     """Yields the properties that were not checked.
 
@@ -206,8 +227,7 @@ def list_unchecked(
         measured: The measurements.
         reference: The training on one device.
         params: The initial parameters, on the host.
-        files: True if the state was written to files.
-        random: True if the loss depends on the key.
+        extent: The covered parts.
         clip_norm: The maximum gradient norm of the step.
     """
     future, trip = measured.future or Future(), measured.round_trip
@@ -215,13 +235,15 @@ def list_unchecked(
     pairs = zip(leaves_with_paths(params), jax.tree.leaves(reference.params), strict=True)
     still = [path for (path, first), last in pairs if path not in frozen and np.array_equal(first, last)]
     conditions = {
+        f"the model's contract ({extent.contract})": extent.contract,
+        "a batch with a weight below 1 (its weights are no floating-point numbers)": LIGHT_BATCH not in measured.errors,
         "the GPU code that replaces the code in the note": measured.notes,
         "evaluation, checkpoints and later tokens (earlier results differ)": trip is None,
-        "checkpoint files": trip and not files,
+        "checkpoint files": trip and not extent.files,
         "evaluation (one device cannot evaluate the model)": trip and "evaluation" not in measured.errors,
         f"later tokens ({future.untried})": future.untried,
         "a term of the loss that all positions of a row share (later tokens change it)": future.shared,
-        "random numbers (the loss does not depend on the key)": not random,
+        "random numbers (the loss does not depend on the key)": not extent.random,
         "the bytes of the model's own collectives": measured.collectives.has_unpredicted_of_the_model,
         f"clipping (no norm was over {clip_norm:g})": clip_norm and max(norms) <= clip_norm,
         f"gradients that are zero on one device ({some(frozen)})": frozen,

@@ -2,6 +2,7 @@
 
     the pairs (sum, weight) of two halves of the rows add up    otherwise, devices and microbatches do not add up either
     rows in another order give the same pair                    otherwise, rows depend on their neighbors
+    a program traced again gives the same pair                  otherwise, processes and restarts differ
     weights of zero give (0, 0)                                 otherwise, padding counts
     some gradient is not zero                                   otherwise, training changes nothing
     a language model sees no later tokens                       otherwise, it reads the tokens that it must predict
@@ -50,9 +51,9 @@ class Breach(NamedTuple):
     """A requirement of the runtime that a model violates.
 
     Attributes:
-        kind: "random": random numbers depend on the other rows; "rows": rows depend on each other; "mean": the sum is a
-            mean; "weights": the result is not weighted; "dead": every gradient is zero; "future": a language model
-            sees later tokens.
+        kind: "trace": every traced program computes something else; "random": random numbers depend on the other rows;
+            "rows": rows depend on each other; "mean": the sum is a mean; "weights": the result is not weighted; "dead":
+            every gradient is zero; "future": a language model sees later tokens.
         message: The measurement and the fix.
     """
 
@@ -187,6 +188,16 @@ def _noise(probe: Probe) -> float:
 def _coupled(probe: Probe, found: Pairs, bound: float) -> Iterator[Breach]:
     """Yields a breach if the sums of the losses do not add up."""
     if found.adds_up(bound) or found.adds_a_constant(bound):
+        return
+    again = probe.traced_again().pair(probe.rows)
+    if found.apart(again, found.whole).total > bound:
+        yield Breach(
+            "trace",
+            f"it computes something else each time that JAX traces it. The same {ROWS} rows give {found.whole}, and "
+            f"{again} in a program traced again. Numbers of np.random, random, time or a counter become constants of a "
+            "program, so processes and restarts train different models. Draw random numbers from the key: "
+            f"{docs_url('models', 'randomness')}",
+        )
         return
     key = shared_key(probe.key)
     plain = probe.sums(key)  # with equal random numbers for all rows, they are not the cause of a difference

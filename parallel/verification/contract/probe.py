@@ -62,6 +62,10 @@ class Probe:
         self._couples_rows = False
         self._compiled: dict[tuple[str, int, str], Any] = {}
 
+    def traced_again(self) -> "Probe":
+        """Returns a probe of the same rows and parameters, which traces and compiles the loss anew."""
+        return Probe(self.model, self.dtype, self.given, self.rows, self.key)
+
     def sums(self, key: Array | None = None) -> Pairs:
         """Returns the pairs of the rows in all arrangements, with the probe's key or another one."""
         rows, half = self.rows, ROWS // 2
@@ -171,6 +175,8 @@ def _last_read(jaxpr: Any, leaves: list[Any]) -> int:
 def first_rows(batch: HostBatch, most: int = ROWS) -> dict[str, np.ndarray] | None:
     """Returns the first rows with a weight, repeated up to four if there are fewer, with different weights.
 
+    Of two rows, the second one is repeated, so that the two halves of the four rows differ.
+
     Args:
         batch: Arrays with rows on dim 0.
         most: The maximum number of rows.
@@ -185,6 +191,8 @@ def first_rows(batch: HostBatch, most: int = ROWS) -> dict[str, np.ndarray] | No
         rows = rows[weights.reshape(len(rows), -1).any(axis=1)]
     if not len(rows):
         return None
+    if len(rows) == ROWS // 2:
+        rows = rows[[0, 1, 1, 1]]
     chosen = part(batch, np.resize(rows, max(ROWS, min(most, len(rows)))))
     if weights is not None and jnp.issubdtype(weights.dtype, jnp.floating):
         factors = np.resize(RAGGED, count(chosen)).reshape(-1, *[1] * (weights.ndim - 1))

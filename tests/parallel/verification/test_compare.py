@@ -6,15 +6,19 @@ from functools import cache
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from spmdkit.mesh.compat import known_faults
+from spmdkit.mesh.errors import UserError
 from spmdkit.parallel import FSDPConfig, batch_axes, verify
-from spmdkit.parallel.verification.result import NOT_FINITE
+from spmdkit.parallel.sharding.model_errors import ModelError
+from spmdkit.parallel.verification.result import BREAKS_CONTRACT, NOT_FINITE
 from support import toy
 from support.verification import (
     BLOCK_MODEL,
     MODEL,
+    batches,
     found,
     loss,
     one_device_is_compiled_once,  # noqa: F401  (a fixture of every test here)
@@ -89,6 +93,78 @@ def test_lists_gathers_of_a_contrastive_loss_as_the_models_own():
     own = {line.key for line in result.collectives.of_the_model}
     assert own == {("all-gather", ("data", "fsdp")), ("reduce-scatter", ("data", "fsdp"))}
     assert "with the model's own" in str(result)
+
+
+def ignores_weights(params, batch, key):
+    total, _ = loss(params, {**batch, "weights": jnp.ones_like(batch["weights"])}, key)
+    return total, jnp.asarray(float(len(batch["weights"])))
+
+
+def counts_rows(params, batch, key):
+    total, _ = loss(params, batch, key)
+    return total, jnp.asarray(float(len(batch["weights"])))
+
+
+def scales_at_random(params, batch, key):
+    total, weight = loss(params, batch, key)
+    return total * np.random.random(), weight
+
+
+def normalizes_own_rows(params, batch, key):
+    inputs = batch["inputs"]
+    return loss(params, {**batch, "inputs": inputs - inputs.mean(axis=0)[None]}, key)
+
+
+@pytest.mark.parametrize(
+    ("broken", "text"),
+    [
+        (ignores_weights, "rows of weight zero count"),
+        (counts_rows, "rows of weight zero count"),
+        (scales_at_random, "it computes something else each time that JAX traces it"),
+        (normalizes_own_rows, "its rows depend on each other"),
+    ],
+)
+def test_checks_the_contract_before_it_compares(broken, text):
+    """The first two train as on one device, and differ only in the padding of an evaluation."""
+    result = verified(replace(MODEL, loss=broken), check="error")
+    found(result, BREAKS_CONTRACT, "", "The model, not the strategy: on one device as well", text)
+    assert f"WRONG on one device already: {BREAKS_CONTRACT}" in str(result)
+    assert "batch norm" not in result.first_difference.hint or broken is normalizes_own_rows
+    assert result.not_looked_at == ("anything else: the contract is broken",)
+
+
+def test_finds_a_batch_norm_of_two_rows():
+    rows = [{name: array[:2] for name, array in batch.items()} for batch in batches()]
+    model = replace(MODEL, loss=normalizes_own_rows)
+    for given in (rows, rows[:1]):
+        result = verify(model, {"data": 2}, given, devices=toy.devices(2))
+        found(result, BREAKS_CONTRACT, "", "its rows depend on each other")
+
+
+def test_compares_a_model_that_breaks_its_contract_if_told_to():
+    result = verified(replace(MODEL, loss=counts_rows), check="warn")
+    assert result.ok, str(result)
+    assert any("rows of weight zero count" in note for note in result.notes)
+    result = verified(replace(MODEL, loss=counts_rows), check="off")
+    assert result.ok, str(result)
+    assert "the model's contract (model.check: off)" in result.not_looked_at
+    assert "the model's contract" not in result.proved
+    with pytest.raises(UserError, match="check='maybe' is not one of error, warn, off"):
+        verified(check="maybe")
+
+
+def test_names_the_line_of_a_model_that_runs_only_on_its_mesh():
+    def summed(params, batch, key):
+        mean = lax.pmean(batch["inputs"].mean(axis=0), "data")
+        return loss(params, {**batch, "inputs": batch["inputs"] - mean[None]}, key)
+
+    def placed(params, batch, key):
+        total, weight = loss(params, batch, key)
+        return total + 0 * lax.axis_index("data"), weight
+
+    for broken in (summed, placed):
+        with pytest.raises(ModelError, match=r"loss fails in .*test_compare\.py, line \d+ \(.*unbound axis name: data"):
+            verified(replace(MODEL, loss=broken))
 
 
 def test_reports_nonfinite_model():

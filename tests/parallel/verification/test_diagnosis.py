@@ -9,6 +9,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from spmdkit.parallel import lay_out
 from spmdkit.parallel.verification import diagnosis
+from spmdkit.parallel.verification.case import Contract
+from spmdkit.parallel.verification.contract.breaches import Breach
 from spmdkit.parallel.verification.reference import Sums
 from support import toy
 from support.verification import MESH, MODEL
@@ -22,7 +24,8 @@ def layouts():
 class Case(SimpleNamespace):
     """A case whose contract is given."""
 
-    contract, tolerance = "", 1e-9
+    contract = Contract()
+    tolerance = 1e-9
 
     def layout(self, path):
         return next(row.layout for row in layouts().update_table.rows if row.path == path)
@@ -51,9 +54,10 @@ def test_describes_difference_of_arrays(wrong, text):
 
 
 def test_broken_contract_explains_all_differences():
-    broken = Case(contract="The model: so and so.")
-    assert diagnosis.explain_loss(broken, sums(20.0), sums()) == broken.contract
-    assert diagnosis.explain_gradient(broken, "first", sums(), sums()) == broken.contract
+    broken = Case(contract=Contract((Breach("rows", "so and so."),)))
+    text = "The model, not the strategy: on one device as well, so and so."
+    assert diagnosis.explain_loss(broken, sums(20.0), sums()) == text
+    assert diagnosis.explain_gradient(broken, "first", sums(), sums()) == text
 
 
 def test_reports_measured_loss_and_weight_without_cause():

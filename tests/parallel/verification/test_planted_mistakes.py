@@ -15,6 +15,7 @@ from spmdkit.parallel.step import composition
 from spmdkit.parallel.step import train_step as step_file
 from spmdkit.parallel.step import update as update_file
 from spmdkit.parallel.verification.compare import FLOAT64, verify_step, x64
+from spmdkit.parallel.verification.result import LIGHT_BATCH
 from spmdkit.runtime import verify as launch_verify
 from spmdkit.training.optimizing.averaging import averaged
 from support import toy
@@ -131,6 +132,14 @@ def mean_of_means(right, *given, **options):
     gradients, sums = right(*given, **options)
     mean = jax.tree.map(lambda leaf: leaf / sums.weight, gradients)
     return mean, sums._replace(total=sums.total / sums.weight, weight=sums.weight / sums.weight)
+
+
+def test_finds_a_divisor_that_counts_light_batches_as_1(monkeypatch):
+    """Batches of the usual weight do not show it."""
+    monkeypatch.setattr(composition, "jnp", Namespace(jnp, where=lambda is_zero, one, weight: jnp.maximum(weight, one)))
+    result = verified()
+    found(result, LIGHT_BATCH, "loss", "If its weights are scaled to sum to 0.5, the loss is not")
+    assert not result.errors["loss"].differs
 
 
 def one_less(plan):

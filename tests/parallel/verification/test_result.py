@@ -12,10 +12,12 @@ from spmdkit.parallel.verification.diagnosis import first_difference
 from spmdkit.parallel.verification.differences import LeafError
 from spmdkit.parallel.verification.reference import Reference, Sums, report
 from spmdkit.parallel.verification.result import (
+    LIGHT_BATCH,
     MAX_SHOWN,
     NEVER_CHECKED,
     NO_GRADIENT,
     Difference,
+    Extent,
     Measured,
     Verification,
     list_proved,
@@ -29,6 +31,7 @@ ERRORS = {
     "initial parameters": Measured(0.0, 1e-5, "first"),
     "loss": Measured(1e-16, 1e-9),
     "gradients": Measured(2e-15, 1e-9, "second"),
+    LIGHT_BATCH: Measured(0.0, 1e-9, "loss"),
     "parameters": Measured(4e-15, 1e-8, "second"),
     "what a step reports": Measured(6e-16, 1e-8, "loss of step 1"),
 }
@@ -162,19 +165,24 @@ def test_json_replaces_infinity_with_null():
 
 
 def test_proves_only_checked_parts():
-    assert list(list_proved(replace(BEYOND, first_difference=OFF), files=True, random=True)) == []
-    assert list(list_proved(AGREES, files=False, random=False)) == [*ERRORS, "collectives"]
-    beyond = list(list_proved(replace(BEYOND, loss_scale=""), files=True, random=True))
+    everything = Extent(files=True, random=True)
+    in_memory = Extent(files=False, random=False, contract="a few rows raise ValueError")
+    assert list(list_proved(replace(BEYOND, first_difference=OFF), everything)) == []
+    assert list(list_proved(AGREES, in_memory)) == [*ERRORS, "collectives"]
+    beyond = list(list_proved(replace(BEYOND, loss_scale=""), everything))
     assert beyond == [
+        "the model's contract",
         *(*ERRORS, "evaluation", "collectives", "random numbers", "a step that is not finite, and the loss scale"),
         "a checkpoint in files restored onto fsdp 2 and back",
     ]
-    in_memory = replace(BEYOND, round_trip=TRIP._replace(restored_onto={}))
-    assert "the state in memory restored onto 1 device and back" in list_proved(in_memory, files=False, random=True)
+    whole = replace(BEYOND, round_trip=TRIP._replace(restored_onto={}))
+    assert "the state in memory restored onto 1 device and back" in list_proved(whole, in_memory)
 
 
 def unchecked(measured, *, of=reference(), params=FIRST, **options):  # noqa: B008  (never changed)
-    return list(list_unchecked(measured, of, params, **{"files": True, "random": True, "clip_norm": 0.0, **options}))
+    clip_norm = options.pop("clip_norm", 0.0)
+    extent = Extent(**{"files": True, "random": True, **options})
+    return list(list_unchecked(measured, of, params, extent, clip_norm))
 
 
 def test_lists_parts_skipped_by_this_run():
@@ -184,6 +192,9 @@ def test_lists_parts_skipped_by_this_run():
     assert unchecked(BEYOND) == [*NEVER_CHECKED, "other dtypes than float64"]
     assert added(AGREES) == ["evaluation, checkpoints and later tokens (earlier results differ)"]
     assert added(BEYOND, files=False) == ["checkpoint files"]
+    assert added(BEYOND, contract="model.check: off") == ["the model's contract (model.check: off)"]
+    weightless = replace(BEYOND, errors={what: error for what, error in BEYOND.errors.items() if what != LIGHT_BATCH})
+    assert added(weightless) == ["a batch with a weight below 1 (its weights are no floating-point numbers)"]
     assert added(BEYOND, random=False) == ["random numbers (the loss does not depend on the key)"]
     assert added(replace(BEYOND, errors=ERRORS)) == ["evaluation (one device cannot evaluate the model)"]
     assert added(replace(BEYOND, future=Future(untried="no tokens"))) == ["later tokens (no tokens)"]

@@ -64,6 +64,12 @@ def by_place(params, batch, key):
     return weighted(losses(hidden(params, batch) + place[:, None], params, batch), batch)
 
 
+def drawn_at_trace_time(params, batch, key):
+    """Every traced program has another factor."""
+    total, weight = right(params, batch, key)
+    return total * np.random.random(), weight
+
+
 def neighbours(params, batch, key):
     """Rows in pairs: halves keep them together, another order does not."""
     x = hidden(params, batch)
@@ -116,6 +122,7 @@ BROKEN = {
     "outputs": (broadcast_outputs, "rows", "4 rows give (", "arrays of shapes (rows, 1) and (rows,)"),
     "norm and dropout": (batch_norm_and_dropout, "rows", "its rows depend on each other. 4 rows give ("),
     "place": (by_place, "rows", "a row's position in the batch"),
+    "np.random": (drawn_at_trace_time, "trace", "computes something else each time", "in a program traced again"),
     "neighbours": (neighbours, "rows", "its rows depend on each other"),
     "dropout": (dropout_of_the_batch, "random", "with the same random numbers", 'fold_in(key, batch["example"][row])'),
     "dropout always": (dropout_always, "random", "its random numbers depend on which rows are together"),
@@ -194,6 +201,12 @@ def test_accepts_ragged_weights_few_rows_and_rows_without_weight():
         assert found(right, batch(rows)) == ()
         assert [breach.kind for breach in found(mean_and_rows, batch(rows))] == ["mean"]
     assert found(batch_norm, {**batch(), "weights": np.zeros(ROWS, np.float32)}) == ()
+
+
+@pytest.mark.slow
+def test_finds_rows_that_depend_on_each_other_among_two_rows():
+    """Two rows twice would have the statistics of the two."""
+    assert [breach.kind for breach in found(batch_norm, batch(2))] == ["rows"]
 
 
 def test_checks_batch_without_weights():

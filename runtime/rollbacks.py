@@ -17,7 +17,7 @@ from ..data.ordering.order import batch_number
 from ..mesh.errors import UserError
 from ..mesh.files import write_text
 from ..mesh.processes import broadcast_text, is_main_process
-from ..training.steps.not_finite import Diverged
+from ..training.steps.not_finite import DATA, Diverged
 from .build_run import Built
 
 NAME = "rollbacks.json"
@@ -114,12 +114,14 @@ class Rollbacks:
             raise error
         if len(self._done) >= self._most:
             before = "".join(f"\n  {each}" for each in self._done)
+            data = f"{DATA} Otherwise: " if DATA in error.advice else ""
             raise Diverged(
                 error.step,
                 error.found,
                 f" It went back {len(self._done)} times before, of at most {self._most} "
-                f"(train.most_not_finite):{before}\nLower optimizer.learning_rate, set train.clip_norm, or look at "
-                "these samples; raise train.most_not_finite to leave out more. Checkpoints on disk are from before it.",
+                f"(train.most_not_finite):{before}\n{data}Lower optimizer.learning_rate, set train.clip_norm, or look "
+                "at these samples; raise train.most_not_finite to leave out more. Checkpoints on disk are from before "
+                "it.",
             ) from None
 
     def add(self, step: int, found: str, to: int) -> None:

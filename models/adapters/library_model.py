@@ -64,9 +64,8 @@ def adapt(
         ModuleError: The module raises an error while it is made or called.
         UserError: The library of the module, or the loss, is unknown.
     """
-    for key, value, entry in (("example", example, "inputs: array"), ("metrics", metrics or {}, "name: function")):
-        if not isinstance(value, Mapping):
-            raise UserError(f"adapt: {key} must be a mapping {{{entry}}}, got a {type(value).__name__}.")
+    _check_mapping("example", example, "inputs: array")
+    _check_mapping("metrics", metrics or {}, "name: function")
     _check_example(example)
     of_batch = _inputs(inputs)
     first_row = {"example": np.zeros(1, np.int32), **{key: array[:1] for key, array in example.items()}}
@@ -149,6 +148,11 @@ def _adapted(module: Any, inputs: Any) -> Adapted:
         )
     file = library.rpartition(".")[2]
     return getattr(import_module(f".{file}", __package__), f"adapt_{file}")(module, inputs)
+
+
+def _check_mapping(key: str, value: Any, entry: str) -> None:
+    if not isinstance(value, Mapping):
+        raise UserError(f"adapt: {key} must be a mapping {{{entry}}}, got a {type(value).__name__}.")
 
 
 def _check_example(example: Mapping[str, Any]) -> None:

@@ -22,7 +22,9 @@ from ...parallel.step.state import TrainState
 from ...parallel.step.train_step import Step
 from ..display import Display
 from ..loop import is_due, run_steps
+from ..steps.first_batch import FirstBatch
 from ..steps.late_log import Progress
+from ..steps.not_finite import Diverged
 from ..stopping.gate import Gate, stops_on_signals
 from .callback import Run
 from .callback_catalog import check_callback
@@ -98,10 +100,13 @@ def run_with_callbacks(
         "may_start": conductor.may_start,
         "last": conductor.last_step,
     }
+    first = FirstBatch(batches)
     try:
-        state = run_steps(step, conductor.begin(state), batches, **(hooks | options))
+        state = run_steps(step, conductor.begin(state), first, **(hooks | options))
         finish_saves()
         conductor.end(state)
+    except Diverged as error:
+        raise first.explain(error) from error.__cause__
     finally:
         conductor.close()
     return state

@@ -13,6 +13,17 @@ from ...parallel.options import FLOAT32
 from ...parallel.step.loss_scaling import MAX_CONSECUTIVE_SKIPS, is_dynamic
 from ...parallel.step.state import TrainState
 
+SAVED = "Checkpoints on disk are from before it."
+LATER = f" Lower optimizer.learning_rate, set train.clip_norm, or check the data of this step. {SAVED}"
+DATA = (
+    "Inputs or targets that the model does not accept are likelier, such as a class or a token id beyond its sizes "
+    "(JAX reads NaN there without an error); else a log of 0, a division by 0 or an overflow in the loss."
+)
+AT_FIRST = f" No update was made before it, so the learning rate is not the cause. {DATA}"
+"""Advice for a loss that was never finite."""
+FINITE_GRADIENTS = f" The gradients are finite, so the parameters are not the cause. {DATA} {SAVED}"
+"""Advice for a loss whose NaN no parameter changes."""
+
 
 class Diverged(RuntimeError):
     """The loss or the norm of the gradients is no longer a finite number.
@@ -20,13 +31,16 @@ class Diverged(RuntimeError):
     Attributes:
         step: The first step where this was detected.
         found: A description of the values.
+        advice: The likely cause and the fix, after a space.
     """
 
     exit_code = DIVERGED
 
     def __init__(self, step: int, found: str, advice: str) -> None:
         super().__init__(f"Step {step}: {found}.{advice}")
-        self.step, self.found = step, found
+        self.step = step
+        self.found = found
+        self.advice = advice
 
 
 def most_left_out(step: Any) -> int:
@@ -66,14 +80,15 @@ class Skips:
         found = f"the loss is {loss} and the norm of the gradients {grad_norm}"
         if self._in_a_row > self._most:
             allowed = f" It is number {self._in_a_row} in a row, of at most {self._most}." if self._most else ""
-            raise Diverged(
-                number,
-                found,
-                f"{allowed} Lower optimizer.learning_rate, set train.clip_norm, or check the data of this step. "
-                "Checkpoints on disk are from before it.",
-            )
+            raise Diverged(number, found, f"{allowed}{self._likely_cause(number, loss, grad_norm)}")
         self._on_skip(number, found)
         return True
+
+    def _likely_cause(self, number: int, loss: float, grad_norm: float) -> str:
+        """Returns the advice for the last step that was not finite."""
+        if self._in_a_row == number:
+            return AT_FIRST
+        return FINITE_GRADIENTS if math.isnan(loss) and math.isfinite(grad_norm) else LATER
 
 
 def check_finite(number: int, state: TrainState) -> None:

@@ -13,7 +13,7 @@ from support.training import PretendStep, first_state
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_divergence_names_the_step_and_stops_before_a_pause(loss):
-    step, paused, reported = PretendStep(losses={6: loss}), [], []
+    step, paused, reported = PretendStep(losses={6: loss}, norms={6: np.inf}), [], []
     with pytest.raises(Diverged, match=r"Step 6: the loss is (nan|inf) .*Lower optimizer\.learning_rate") as info:
         run_steps(
             step,
@@ -85,3 +85,24 @@ def test_detects_a_non_finite_state_before_a_pause_or_stop(changes, message):
             on_stop=lambda number, state: paused.append(number),
         )
     assert paused == [2, 2]
+
+
+def message_of(step, **options):
+    with pytest.raises(Diverged) as caught:
+        run_steps(step, first_state(), [{}] * 8, **options)
+    return str(caught.value)
+
+
+def test_a_loss_that_was_never_finite_is_blamed_on_the_data():
+    for most_skipped in (0, 2):
+        step = PretendStep(losses=dict.fromkeys(range(1, 9), np.nan))
+        message = message_of(step, most_skipped=most_skipped)
+        assert message.startswith(f"Step {most_skipped + 1}: the loss is nan")
+        assert "No update was made before it, so the learning rate is not the cause. Inputs or targets" in message
+        assert "Lower optimizer.learning_rate" not in message
+
+
+def test_a_loss_that_is_not_finite_beside_finite_gradients_is_blamed_on_the_data():
+    assert "so the parameters are not the cause. Inputs or" in message_of(PretendStep(losses={3: np.nan}))
+    for step in (PretendStep(losses={3: np.nan}, norms={3: np.nan}), PretendStep(losses={3: np.inf})):
+        assert "Lower optimizer.learning_rate" in message_of(step)

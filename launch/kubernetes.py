@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 from ..configs import resolved_yaml
 from ..mesh.errors import UserError
-from .launchers import LaunchJob, LaunchRequest, invalid_target
+from .launchers import LaunchJob, LaunchRequest, check_no_size, describe_missing_gpus, invalid_target
 from .manifest import is_below, job_name, write_manifest
 from .supervision.attempts import NotNow
 from .supervision.output import announce
@@ -25,6 +25,7 @@ def parse(given: str) -> None:
     Raises:
         UserError: Something follows.
     """
+    check_no_size("kubernetes", given)
     if given:
         raise invalid_target("kubernetes", given)
 
@@ -58,6 +59,9 @@ def launch(request: LaunchRequest, target: None) -> int:
 def _load(request: LaunchRequest) -> tuple[LaunchJob, str]:
     """Returns the run to launch, and the resolved config that its pods read: relative paths start from the volume."""
     job = LaunchJob.load(request)
+    warning = describe_missing_gpus(job)
+    if warning:
+        announce(warning)
     config = job.config
     mount = job.launch.kubernetes.mount
     root = config.run.root if is_below(config.run.root, mount) else mount

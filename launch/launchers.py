@@ -15,6 +15,7 @@ A launcher has three functions. All of them raise UserError for mistakes of the 
 Placing, starting and requeueing jobs is left to the scheduler.
 """
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -38,6 +39,8 @@ KEEPS_CONFIG = (
     "it again."
 )
 """The end of the message that the file of a config is not the one that a launch has read."""
+GPU_OPTIONS = ("--gres", "--gpus", "--tres-per", "--exclusive")
+"""Beginnings of the options with which a job of Slurm can ask for GPUs."""
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
     undefined=StrictUndefined,
@@ -160,7 +163,7 @@ class Form(NamedTuple):
 
 LAUNCHERS = {
     "local": Form("local:PxD", "P processes on this machine that simulate D CPU devices each, such as local:2x4"),
-    "ssh": Form("ssh:FILE", "the hosts of a YAML file, such as ssh:hosts.yaml"),
+    "ssh": Form("ssh:FILE", "the hosts of a file (names, or YAML), such as ssh:hosts.yaml; or ssh:gpu1,gpu2"),
     "slurm": Form("slurm[:PARTITION]", "a job of this Slurm cluster, with the sizes in the config's section launch"),
     "mpi": Form("mpi[:HOSTFILE]", "mpirun of Open MPI, with those sizes, on this machine or the hosts of a hostfile"),
     "kubernetes": Form("kubernetes", "pods as described by the section launch of the config"),
@@ -200,6 +203,44 @@ def invalid_target(name: str, given: str, reason: str = "") -> UserError:
     on = f"{name}:{given}" if given else name
     form = LAUNCHERS[name]
     return UserError(f"--on {on[:MAX_SHOWN]!r} is not valid{reason}; use {form.usage}: {form.text}.")
+
+
+def check_no_size(name: str, given: str) -> None:
+    """Checks that an argument of a launcher is not the size of a job, as `local:2x4` has it.
+
+    Args:
+        name: The launcher.
+        given: The part of `--on` after its name.
+
+    Raises:
+        UserError: It is; the message names the keys that set the size.
+    """
+    size = re.fullmatch(r"([0-9]{1,6})x([0-9]{1,6})", given, re.ASCII)
+    if size is None:
+        return
+    nodes, gpus = size.groups()
+    raise UserError(
+        f"--on '{name}:{given}' is not valid: a size is not part of --on {name}, but keys of the config. For {nodes} "
+        f"hosts with {gpus} GPUs each: --on {LAUNCHERS[name].usage} launch.nodes={nodes} launch.gpus_per_process={gpus}"
+    )
+
+
+def describe_missing_gpus(job: LaunchJob, options: Sequence[str] = ()) -> str:
+    """Returns a warning if a job for real devices asks a cluster for no GPU; "" otherwise.
+
+    Args:
+        job: The run to launch.
+        options: Options of the scheduler that may ask for GPUs too.
+    """
+    sizes = job.launch
+    asks = sizes.gpus_per_process > 0 or any(option.startswith(GPU_OPTIONS) for option in options)
+    platforms = sizes.environment.get("JAX_PLATFORMS") or ""
+    if asks or job.config.run.simulate > 0 or platforms.startswith("cpu"):
+        return ""
+    return (
+        "warning: this job asks for no GPU (launch.gpus_per_process=0), so it would train on CPUs. For 8 GPUs of each "
+        "process: launch.gpus_per_process=8. If CPUs are meant: launch.environment.JAX_PLATFORMS=cpu."
+    )
 
 
 def shell_line(command: Sequence[str], variables: Mapping[str, str | None]) -> str:

@@ -18,7 +18,7 @@ from ..configs.secret_variables import resolve
 from ..mesh.errors import UserError, counted
 from ..mesh.exit_codes import FINISHED
 from ..mesh.known_causes import RELAYED
-from .launchers import LaunchJob, LaunchRequest, invalid_target, shell_line
+from .launchers import LaunchJob, LaunchRequest, check_no_size, invalid_target, shell_line
 from .startup.variables import without_job_variables
 from .supervision.attempts import Attempt, NotNow, run_attempts
 from .supervision.blame import Exit, Outcome
@@ -44,9 +44,10 @@ def parse(given: str) -> str:
     """Returns the path of a hostfile; "" = this machine, or the hosts of the allocation around this command.
 
     Raises:
-        UserError: The file does not exist.
+        UserError: The file does not exist, or it is the size of a job.
     """
     if given and not Path(given).is_file():
+        check_no_size("mpi", given)
         is_number = re.fullmatch(r"[0-9]{1,4}", given)
         hint = f" (for {given} processes: --on mpi launch.processes_per_node={given})" if is_number else ""
         raise invalid_target("mpi", given, f": missing file {given[:60]!r}{hint}")

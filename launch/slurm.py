@@ -22,7 +22,15 @@ from ..mesh.files import absolute_path, write_text
 from ..runtime.machine_check import check_directory
 from ..runtime.ownership import refuse_if_in_use
 from ..runtime.run_directory import make_directory
-from .launchers import KEEPS_CONFIG, LaunchJob, LaunchRequest, invalid_target, render
+from .launchers import (
+    KEEPS_CONFIG,
+    LaunchJob,
+    LaunchRequest,
+    check_no_size,
+    describe_missing_gpus,
+    invalid_target,
+    render,
+)
 from .startup.variables import without_job_variables
 from .supervision.attempts import NotNow
 from .supervision.output import announce
@@ -42,16 +50,17 @@ def parse(given: str) -> str:
     """Returns the name of a partition; "" = the default one.
 
     Raises:
-        UserError: It is not a valid name.
+        UserError: It is not a valid name, or it is the size of a job.
     """
+    check_no_size("slurm", given)
     if given and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.,-]*", given):
         raise invalid_target("slurm", given)
     return given
 
 
 def describe(request: LaunchRequest, partition: str) -> str:
-    """Returns the batch script exactly as it would be submitted."""
-    return batch_script(LaunchJob.load(request), partition).rstrip()
+    """Returns the batch script exactly as it would be submitted; prints a warning to stderr if it asks for no GPU."""
+    return batch_script(_load(request), partition).rstrip()
 
 
 def launch(request: LaunchRequest, partition: str) -> int:
@@ -64,7 +73,7 @@ def launch(request: LaunchRequest, partition: str) -> int:
         UserError: The config is invalid, Slurm is not installed, or it refuses the job; nothing was submitted.
         NotNow: Slurm does not answer.
     """
-    job = LaunchJob.load(request)
+    job = _load(request)
     script = batch_script(job, partition)
     if shutil.which("sbatch") is None:
         raise UserError(
@@ -83,6 +92,16 @@ def launch(request: LaunchRequest, partition: str) -> int:
     print(number, flush=True)
     announce(describe_job(number, job, directory))
     return FINISHED
+
+
+def _load(request: LaunchRequest) -> LaunchJob:
+    """Reads the config, and warns if the job of real devices asks for no GPU."""
+    job = LaunchJob.load(request)
+    slurm = job.launch.slurm
+    warning = describe_missing_gpus(job, [*slurm.options, *slurm.srun_options])
+    if warning:
+        announce(warning)
+    return job
 
 
 def submit(script: Path, secrets: Mapping[str, str] = {}) -> str:

@@ -17,7 +17,7 @@ from ..mesh.known_causes import RELAYED
 from ..mesh.processes import ranks
 from .launchers import LaunchJob, LaunchRequest, assignments, invalid_target
 from .remote import client
-from .remote.hosts import Host, Hosts, read_hosts
+from .remote.hosts import Host, Hosts, list_hosts, read_hosts
 from .remote.preflight import check_hosts, quote_path, ssh_command
 from .startup.worker import job_environment
 from .supervision.attempts import Attempt, run_attempts
@@ -44,11 +44,13 @@ class Slot(NamedTuple):
 
 
 def parse(given: str) -> Hosts:
-    """Reads a hosts file.
+    """Reads a hosts file, or host names with commas between them.
 
     Raises:
         UserError: The file is missing or invalid; the message lists all problems.
     """
+    if "," in given and not Path(given).exists():
+        return list_hosts(given)
     if not given:
         raise invalid_target("ssh", given, ": the file is missing")
     return read_hosts(Path(given))

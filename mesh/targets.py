@@ -171,19 +171,23 @@ def parse_target(text: str) -> Target:
 
     Args:
         text: CARD:HOSTSxGPUS, such as "h100:16x8", or the shape of a slice of TPUs, such as "v5p:8x8x16". CARD is a
-            file of `cards/` without its suffix, or the path of a YAML file with the same keys.
+            file of `cards/` without its suffix, or the path of a YAML file with the same keys. CARD:GPUS is one host,
+            "h100:8" for "h100:1x8", which is then the target's text.
 
     Raises:
         UserError: The card is unknown or invalid, or the numbers are.
     """
     card, separator, shape = text.rpartition(":")
     numbers = shape.split("x")
-    if not separator or not 2 <= len(numbers) <= 3 or not all(each.isascii() and each.isdigit() for each in numbers):
+    if not separator or len(numbers) > 3 or not all(each.isascii() and each.isdigit() for each in numbers):
         raise UserError(
             f"target {text!r} is invalid: expected CARD:HOSTSxGPUS, such as h100:16x8, or TPU:SHAPE, such as "
             "v5p:8x8x16."
         )
-    sizes, found = tuple(map(int, numbers)), _read_card(card)
+    sizes = tuple(map(int, numbers))
+    found = _read_card(card)
+    if len(sizes) == 1 and isinstance(found, Card):
+        return parse_target(_one_host(text, card, found, sizes[0]))
     dims = found.torus if isinstance(found, TpuCard) else 2
     if len(sizes) != dims:
         example = f"{card}:{'x'.join(['4'] * dims)}" if isinstance(found, TpuCard) else f"{card}:16x8"
@@ -195,7 +199,7 @@ def parse_target(text: str) -> Target:
     if isinstance(found, TpuCard):
         gpus = math.prod(_host_bounds(sizes))
         return Target(text, found, size // gpus, gpus, sizes)
-    hosts, gpus = sizes
+    hosts, gpus = sizes[0], sizes[-1]
     if gpus > found.gpus_per_host:
         raise UserError(
             f"target {text!r}: a host has {found.gpus_per_host} of {found.name} (gpus_per_host), got {gpus}. "
@@ -203,6 +207,22 @@ def parse_target(text: str) -> Target:
             f"{found.gpus_per_host}."
         )
     return Target(text, found, hosts, gpus)
+
+
+def _one_host(text: str, name: str, card: Card, count: int) -> str:
+    """Returns the target of CARD:GPUS: GPUs of one host.
+
+    Raises:
+        UserError: One host has fewer; the number could be that of the GPUs or of the hosts.
+    """
+    limit = card.gpus_per_host
+    if count <= limit:
+        return f"{name}:1x{count}"
+    hosts = math.ceil(count / limit)
+    raise UserError(
+        f"target {text!r}: a host has {limit} of {card.name} (gpus_per_host), so {count} is more than one host. For "
+        f"{count} GPUs, write {name}:{hosts}x{limit}; for {count} hosts, {name}:{count}x{limit}."
+    )
 
 
 def _host_bounds(shape: tuple[int, ...]) -> tuple[int, ...]:

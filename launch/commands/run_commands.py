@@ -8,7 +8,8 @@ import sys
 from .command import Command, Print, add, output_file
 
 TARGET_HELP = (
-    "accelerators that are not on this machine, such as h100:16x8 (hosts x GPUs) or v5p:8x8x16 (shape of a slice): "
+    "accelerators that are not on this machine, such as h100:16x8 (hosts x GPUs), h100:8 (one host) or v5p:8x8x16 "
+    "(shape of a slice): "
     "a100-40, a100-80, h100, h200, b200, gb200, v4, v5e, v5p, v6e, or a YAML file"
 )
 

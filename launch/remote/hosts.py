@@ -4,6 +4,11 @@
     gpus_per_process: 1
     processes: 8
 
+A list of names is enough, in YAML or as plain lines, such as those of an MPI hostfile:
+
+    gpu1 slots=8
+    gpu2 slots=8
+
 All problems of a file are reported at once, as for a config.
 """
 
@@ -24,6 +29,8 @@ from ...parallel.options import LocalPath
 
 NAME = re.compile(r"(?:[A-Za-z0-9_][\w.+-]*@)?[A-Za-z0-9_:\[][\w.:%\]-]*")
 """A host, with or without a user; never an option of ssh."""
+LINE = re.compile(rf"({NAME.pattern})(?:\s+slots=([0-9]{{1,6}}))?")
+"""A line of a plain list: a host, and its number of processes as in the hostfiles of Open MPI."""
 MAX_PROCESSES = 256
 MAX_PORT = 65535
 EXAMPLE = "{hosts: [gpu1, gpu2]}"
@@ -107,9 +114,15 @@ def read_hosts(path: Path) -> Hosts:
         kind = "it is a directory" if path.is_dir() else "the file is missing"
         raise ConfigError([f"{kind}. Use a YAML file such as {EXAMPLE}"], str(path) or "an empty name")
     document = read_file(path)
-    problems, tree = [*document.problems], document.value
+    plain = _read_lines(path)
+    if plain is not None:
+        document = document._replace(value=plain, lines={}, problems=[])
+    problems = [*document.problems]
+    tree = document.value
+    if isinstance(tree, list):
+        tree = {"hosts": tree}
     if not problems and not isinstance(tree, dict):
-        problems.append(Problem("", f"the file must be a mapping such as {EXAMPLE}, got {tree!r}."))
+        problems.append(Problem("", f"the file must be a mapping such as {EXAMPLE}, or a list of hosts, got {tree!r}."))
     hosts = None if problems else to_dataclass(HostsFile, _prepare(tree, problems), "", problems)
     if hosts is not None and not hosts.hosts and not problems:
         problems.append(Problem("hosts", f"hosts must contain at least one host, such as {EXAMPLE}."))
@@ -118,6 +131,33 @@ def read_hosts(path: Path) -> Hosts:
     assert hosts is not None
     complete = tuple(replace(host, processes=host.processes or hosts.processes) for host in hosts.hosts)
     return Hosts(**{**vars(hosts), "hosts": complete}, source=str(path))
+
+
+def list_hosts(names: str) -> Hosts:
+    """Returns the hosts of "gpu1,gpu2", with one process each.
+
+    Raises:
+        UserError: A name is invalid, or given twice.
+    """
+    hosts = tuple(Host(name=name.strip(), processes=1) for name in names.split(",") if name.strip())
+    return Hosts(hosts=hosts, source=names)
+
+
+def _read_lines(path: Path) -> dict[str, Any] | None:
+    """Returns the hosts of a file with one host in each line; None if it is something else, such as YAML."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return None  # which `read_file` reports
+    texts = [line.partition("#")[0].strip() for line in lines]
+    found = [LINE.fullmatch(text) for text in texts if text]
+    hosts: list[dict[str, Any]] = []
+    for match in found:
+        if match is None or match[1].count(":") == 1 or (match[1][0] == "[" and ":" not in match[1]):
+            return None  # YAML: a key, or a list
+        slots = {} if match[2] is None else {"processes": int(match[2])}
+        hosts.append({"name": match[1], **slots})
+    return {"hosts": hosts} if hosts else None
 
 
 def _prepare(tree: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def test_read_only_image_has_a_directory_for_temporary_files(config):
     found = written(config())
     assert {"name": "temporary", "mountPath": "/tmp"} in container(found)["volumeMounts"]
     assert {"name": "temporary", "emptyDir": {}} in job_spec(found)["template"]["spec"]["volumes"]
-    assert {"name": "XDG_CACHE_HOME", "value": "/tmp/cache"} in container(found)["env"]
+    assert {"name": "XDG_CACHE_HOME", "value": "/tmp"} in container(found)["env"]
     writable = written(config(kubernetes={"read_only": False}))
     assert "/tmp" not in {each["mountPath"] for each in container(writable)["volumeMounts"]}
     mine = written(config(environment={"XDG_CACHE_HOME": "/shared/cache"}))

@@ -30,6 +30,31 @@ def test_rejects_invalid_partitions(text):
         find_launcher(text)
 
 
+@pytest.mark.parametrize("on", ["slurm", "mpi", "kubernetes"])
+def test_rejects_a_size_in_place_of_a_target(on):
+    with pytest.raises(ValueError, match=r"a size is not part of --on .* launch\.nodes=2 launch\.gpus_per_process=8$"):
+        find_launcher(f"{on}:2x8")
+
+
+@pytest.mark.parametrize("on", ["slurm", "kubernetes"])
+def test_warns_if_a_job_for_real_devices_asks_for_no_gpu(on, tmp_path, cli):
+    kubernetes = {"image": "registry.example.org/train:1", "volume_claim": "runs"}
+    config = str(write_config(tmp_path, launch={"nodes": 2, "kubernetes": kubernetes}, strategy={"data": -1}))
+
+    def warned(*words: str) -> bool:
+        place = "run.dir=run"
+        return "this job asks for no GPU" in cli(0, "launch", config, place, *words, "--on", on, "--dry-run").err
+
+    assert warned("run.simulate=0")
+    assert not warned("run.simulate=4")
+    assert not warned("run.simulate=0", "launch.gpus_per_process=2")
+    assert not warned("run.simulate=0", "launch.environment={JAX_PLATFORMS: cpu}")
+    if on == "slurm":
+        for option in ("--gres=gpu:8", "--gpus-per-node=8", "--exclusive"):
+            assert not warned("run.simulate=0", f"launch.slurm.options=[{option}]")
+        assert warned("run.simulate=0", "launch.slurm.options=[--constraint=h100]")
+
+
 def test_nothing_is_written_before_submission(tmp_path, cli, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     config = str(write_config(tmp_path, launch=SIZES))

@@ -115,3 +115,11 @@ def test_a_host_that_does_not_answer_counts_as_a_failed_attempt(folder, cli, mon
 def test_rejects_a_missing_file():
     with pytest.raises(UserError, match=r"--on 'ssh' is not valid: the file is missing; use ssh:FILE"):
         find_launcher("ssh")
+
+
+def test_reads_names_from_the_command_line():
+    _, hosts = find_launcher("ssh:gpu1, me@gpu2")
+    assert [(host.name, host.processes) for host in hosts.hosts] == [("gpu1", 1), ("me@gpu2", 1)]
+    for text, message in (("gpu1,-oProxyCommand=x", "is not a valid host"), ("gpu1,gpu1", "gpu1 is listed twice")):
+        with pytest.raises(ValueError, match=message):
+            find_launcher(f"ssh:{text}")

@@ -36,10 +36,20 @@ def test_mesh_of_this_machine_has_no_target():
     assert DeviceMesh.simulated(8, data=8).target is None
 
 
+def test_one_number_is_the_gpus_of_one_host():
+    target = parse_target("h100:8")
+    assert (target.text, target.hosts, target.gpus) == ("h100:1x8", 1, 8)
+    assert list_devices(target="h100:8") == list_devices(target="h100:1x8")
+    assert parse_target("gb200:72").text == "gb200:1x72"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("h100", "'h100' is invalid: expected CARD:HOSTSxGPUS, such as h100:16x8"),
+        ("h100:16", r"so 16 is more than one host. For 16 GPUs, write h100:2x8; for 16 hosts, h100:16x8\."),
+        ("h100:0", "1 x 0 = 0 devices"),
+        ("v5p:8", r"Google TPU v5p needs 3 numbers, got 1, such as v5p:4x4x4"),
         ("h100:2x-8", "'h100:2x-8' is invalid"),
         ("h10:2x8", r"Unknown target 'h10'; known: a100-40, .*Did you mean 'h100'\?"),
         ("h100:0x8", "0 x 8 = 0 devices; allowed: 1 .. 65,536"),

@@ -43,11 +43,35 @@ def test_reads_names(tmp_path):
     assert [host.port for host in servers.hosts] == [22, 2222], "the containers of one host"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gpu1\nme@gpu2\n",
+        "# my hosts\n\ngpu1\nme@gpu2   # the big one\n",
+        "gpu1 slots=1\nme@gpu2 slots=1",
+        "- gpu1\n- me@gpu2",
+        "[gpu1, me@gpu2]",
+    ],
+)
+def test_reads_a_plain_list_of_names(text, tmp_path):
+    hosts = read_hosts(write(tmp_path, text))
+    assert hosts.hosts == (Host(name="gpu1", processes=1), Host(name="me@gpu2", processes=1))
+
+
+def test_reads_slots_of_a_hostfile_and_addresses(tmp_path):
+    hosts = read_hosts(write(tmp_path, "10.0.0.1 slots=8\nfe80::1%eth0\n"))
+    assert [(host.name, host.processes) for host in hosts.hosts] == [("10.0.0.1", 8), ("fe80::1%eth0", 1)]
+
+
 WRONG = {
     "hosts: []": "line 1: hosts must contain at least one host, such as {hosts: [gpu1, gpu2]}.",
     "processes: 2": "hosts must contain at least one host",
     "hosts: gpu1": "line 1: hosts must be a list, got 'gpu1' (string).",
-    "[gpu1]": "the file must be a mapping such as {hosts: [gpu1, gpu2]}, got ['gpu1'].",
+    "gpu1 slot=8": "the file must be a mapping such as {hosts: [gpu1, gpu2]}, or a list of hosts, got 'gpu1 slot=8'.",
+    "hosts:gpu1": "the file must be a mapping such as {hosts: [gpu1, gpu2]}, or a list of hosts, got 'hosts:gpu1'.",
+    "gpu1 slots=999": "hosts.0.processes must be at most 256, got 999",
+    "[gpu1, 7]": "hosts.1 must be a mapping (key: value), got 7 (integer).",
+    "gpu1\ngpu1": "gpu1 is listed twice. List it once, with processes: 2 or more.",
     "hosts: [gpu1, 7]": "line 1: hosts.1 must be a mapping (key: value), got 7 (integer).",
     "hosts: [gpu1, gpu1]": "gpu1 is listed twice. List it once, with processes: 2 or more.",
     "hosts: [-oProxyCommand=date]": "line 1: hosts.0.name='-oProxyCommand=date' is not a valid host. Use a form",

@@ -140,12 +140,15 @@ def checked(
         A function from indices (int64, (N,)) to name -> array of N rows. It raises a BadDataError for invalid values,
         and a UserError for examples that have another form than those of the first call.
     """
-    first: dict[str, tuple[str, tuple[int, ...]]] = {}
+    seen: list[dict[str, tuple[np.dtype, tuple[int, ...]]]] = []
 
     def check_form(arrays: Mapping[str, np.ndarray], index: int) -> None:
-        now = {name: (_jax_dtype(rows), np.shape(rows)[1:]) for name, rows in sorted(arrays.items())}
-        if not first:
-            first.update(now)
+        form = {name: (np.asarray(rows).dtype, np.shape(rows)[1:]) for name, rows in arrays.items()}
+        if form in seen:
+            return
+        seen.append(form)
+        first = _on_devices(seen[0])
+        now = _on_devices(form)
         if now != first:
             raise UserError(
                 f"{reader_name(source)}: examples are {first} at first, and {now} from "
@@ -163,9 +166,9 @@ def checked(
     return read
 
 
-def _jax_dtype(rows: Any) -> str:
-    """Returns the dtype that an array has on a device."""
-    return str(jax.dtypes.canonicalize_dtype(np.asarray(rows).dtype))
+def _on_devices(form: Mapping[str, tuple[np.dtype, tuple[int, ...]]]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Returns the dtypes and shapes of rows as they are on devices, by name."""
+    return {name: (str(jax.dtypes.canonicalize_dtype(dtype)), shape) for name, (dtype, shape) in sorted(form.items())}
 
 
 def _check_dtypes(example: Mapping[str, Any], limits: Limits) -> None:

@@ -273,7 +273,8 @@ class TrainingRun(RunContext):
         """
         params = self.first_params()
         drawn = params is None
-        agree_on_init(self.built, f"init, {len(self.rollbacks)}", draws=drawn)
+        draws = drawn or (self.warm_start is not None and self.warm_start.initializes)
+        agree_on_init(self.built, f"init, {len(self.rollbacks)}", draws=draws)
         state = self.built.step.init(self.config.run.seed, params)
         origin = f"The init of {self.built.model.name} {NOT_FROM_THE_KEY}." if drawn else FILES_DIFFER
         try:

@@ -90,6 +90,11 @@ class WarmStart:
         taken = counted(len(paths) - len(initialized), "array")
         return f"Starting from the parameters of {display_path(self._stored.folder)} ({taken}){rest}."
 
+    @property
+    def initializes(self) -> bool:
+        """True if some parameters are drawn by the init of the model."""
+        return bool(self._initialized)
+
     def params(self) -> Params:
         """Reads the parameters, for `step.init(seed, params)`; all processes call this together.
 

@@ -102,6 +102,9 @@ def test_initialized_parameters_are_those_of_the_seed(untrained):
     start = warm_start.WarmStart(checkpoint, built.model, abstract, seed=7, seconds=1.0)
     found, drawn = (np.asarray(params["layers"][0]["kernel"]) for params in (start.params(), step.init(7).params))
     np.testing.assert_array_equal(found, drawn)
+    assert start.initializes, "processes compare the program of init"
+    whole = warm_start.WarmStart(replace(checkpoint, start_fresh=()), built.model, abstract, seed=7, seconds=1.0)
+    assert not whole.initializes
 
 
 def test_takes_the_blocks_of_a_pipeline_that_python_saved(tmp_path):

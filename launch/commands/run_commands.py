@@ -268,14 +268,14 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 def verify(arguments: argparse.Namespace) -> int:
     """Compares the training of a config with that on one device.
 
-    Trains a few steps twice, from the same parameters on the same data: once with the strategy of a config, on as many
-    simulated CPU devices as it needs, and once in plain JAX on one device. Compares the loss, every gradient, their
-    norm, the parameters and the optimizer's state after K steps, the collectives of the compiled step with those that
-    the strategies predict, an evaluation, and a checkpoint restored onto another mesh and back. For a language model,
-    checks that changing later tokens does not change earlier losses. Computes in float64, so that rounding cannot hide
-    a mistake, and at a reduced size, which it prints. Reports the first difference and measures its cause. The last
-    line states what was proved and what was not checked. Model, data, optimizer, clipping, accumulation and rules are
-    those of the config.
+    Checks the contract of the model, then trains a few steps twice, from the same parameters on the same data: once
+    with the strategy of a config, on as many simulated CPU devices as it needs, and once in plain JAX on one device.
+    Compares the loss, every gradient, their norm, the parameters and the optimizer's state after K steps, the
+    collectives of the compiled step with those that the strategies predict, an evaluation, and a checkpoint restored
+    onto another mesh and back. For a language model, checks that changing later tokens does not change earlier losses.
+    Computes in float64, so that rounding cannot hide a mistake, and at a reduced size, which it prints. Reports the
+    first difference and measures its cause. The last line states what was proved and what was not checked. Model, data,
+    optimizer, clipping, accumulation and rules are those of the config.
 
       spmdkit verify quickstart                      the preset's mesh and strategy
       spmdkit verify my.yaml strategy.fsdp=-1        your own file with another strategy

@@ -147,6 +147,10 @@ FREEZE, FREEZE_SPLIT = ("embed/.*", "blocks/up"), ("embed/.*", "blocks/mlp/.*")
 FREEZE_MLP, FREEZE_BLOCKS = ("blocks/mlp/.*",), ("blocks/.*",)
 SPLIT = transformer(TransformerConfig(vocabulary=toy.VOCABULARY, length=8, layers=2, width=16, heads=4))
 """A model that splits its own work over `tensor`."""
+UNROLLED = transformer(
+    TransformerConfig(vocabulary=toy.VOCABULARY, length=8, layers=2, width=16, heads=4, scan_unroll=2)
+)
+"""The same without a loop over blocks: XLA knows that nothing needs the gradient of the first block's input."""
 SPLIT_MIXTURE = moe(
     MoEConfig(vocabulary=toy.VOCABULARY, length=8, layers=2, width=16, heads=4, experts=2, mlp_width=16)
 )
@@ -202,6 +206,7 @@ MODELS = {
     "lora": lambda: LoRA(blocks(), LoRAConfig(rank=2, match=("blocks/(up|down)",))),
     "frozen": lambda: freeze(blocks(), FREEZE),
     "split lora": lambda: LoRA(SPLIT, LoRAConfig(rank=2, match=("blocks/attention/.*",))),
+    "split lora unrolled": lambda: LoRA(UNROLLED, LoRAConfig(rank=2, match=("blocks/.*",))),
     "split frozen": lambda: freeze(SPLIT, FREEZE_SPLIT),
     "split frozen mlp": lambda: freeze(SPLIT, FREEZE_MLP),
     "split frozen mixture": lambda: freeze(SPLIT_MIXTURE, FREEZE_BLOCKS),
@@ -268,6 +273,8 @@ CASES = [
     *(("split frozen", "ulysses-tensor", {"remat": remat}) for remat in ("dots", "local", "full")),
     *(("split frozen mixture", "ulysses-tensor", {"remat": remat}) for remat in ("dots", "local", "full")),
     *(("split frozen mixture", "ring-tensor", {"remat": "dots", "accumulate": each}) for each in (1, 2)),
+    ("split lora unrolled", "fsdp-explicit-tensor", {"remat": "full", "accumulate": 2}),
+    ("split lora unrolled", "keep-explicit-tensor", {"remat": "dots"}),
     *(
         ("split lora", strategy, {"remat": remat})
         for strategy in ("fsdp-explicit-tensor", "keep-explicit-tensor")

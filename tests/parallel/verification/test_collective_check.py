@@ -122,6 +122,17 @@ def test_names_equal_gradients_that_xla_merged():
     assert text.endswith("XLA merged gradients that are equal on one device: first and second")
 
 
+@pytest.mark.slow
+def test_sums_that_xla_merges_are_a_remark():
+    """Without a loop, the sums of two blocks do not depend on each other."""
+    model = replace(toy.BLOCK_MODEL, scan_unroll=toy.BLOCK_MODEL.num_blocks)
+    step = toy.build({"data": DataParallelConfig(size=4, reduce="overlapped")}, optax.adamw(1e-3), model)
+    result = check_collectives(step, toy.batch(0))
+    assert result.unexpected == ()
+    (text,) = result.fewer
+    assert text.endswith("XLA merged 2 with others, and moves the same bytes")
+
+
 def test_names_what_xla_merged():
     """The same bytes in fewer collectives."""
     predicted = [Collective("all-reduce", ("data",), 3, 96)]

@@ -110,6 +110,21 @@ def is_literal(variable: Variable) -> bool:
     return isinstance(variable, Literal)
 
 
+def carried_by_scan(equation: Equation) -> range:
+    """Returns the positions of the operands that a `scan` carries from turn to turn; stacked operands come after them.
+
+    Its first results are what it carries at last, as many as these operands; stacked results come after them. JAX 0.12
+    describes the operands as a tree, and JAX before it by two numbers.
+    """
+    params = equation.params
+    if "num_carry" in params:
+        constants = params["num_consts"]
+        return range(constants, constants + params["num_carry"])
+    parts = [list(part) for part in params["ft_in"].unpack()]
+    constants = len(parts[0])
+    return range(constants, constants + len(parts[1]))
+
+
 def line_of(equation: Equation) -> str:
     """Returns the line of the user's code of an operation, such as "models/mlp.py:12 (loss)", or ""."""
     frame = source_info_util.user_frame(equation.source_info.traceback)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..configs.schema import Config
-from ..mesh.compat import is_literal
+from ..mesh.compat import carried_by_scan, is_literal
 from ..mesh.devices import list_devices
 from ..mesh.errors import UserError
 from ..mesh.targets import compiling_for
@@ -383,9 +383,8 @@ def _gathers_inside(equation: Any) -> bool:
 def _operation(equation: Any, reads: list[Value], writes: list[Value], bodies: list[Any]) -> Operation:
     name, params = equation.primitive.name, equation.params
     if name == "scan":
-        first = params["num_consts"]
-        carried = range(first, first + params["num_carry"])
-        stacked = writes[params["num_carry"] :]
+        carried = carried_by_scan(equation)
+        stacked = writes[len(carried) :]
         return Operation(name, reads, writes, [(bodies[0], 0)], carried, stacked, params["length"])
     if name == "while":
         first = params["cond_nconsts"]

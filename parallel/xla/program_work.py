@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from ...mesh.compat import is_literal, line_of
+from ...mesh.compat import carried_by_scan, is_literal, line_of
 from .graph import inner_programs
 from .primitives import FUSED_ATTENTION
 
@@ -190,10 +190,9 @@ def _passed_by_gradients(jaxpr: Any, differentiated: Sequence[bool]) -> set[Any]
 
 def _scan(equation: Any, reads: list[Origin], differentiated: bool) -> tuple[Work, list[Origin]]:
     params = equation.params
-    first = params["num_consts"]
-    last = first + params["num_carry"]
+    carried = carried_by_scan(equation)
     body = params["jaxpr"].jaxpr
-    work, results = _looped(body, reads, first, last, differentiated)
+    work, results = _looped(body, reads, carried.start, carried.stop, differentiated)
     return work.times(params["length"]), results
 
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from spmdkit.mesh.compat import KNOWN_FAULTS, jax_option, known_faults
+from jax import lax
+from spmdkit.mesh.compat import KNOWN_FAULTS, carried_by_scan, jax_option, known_faults
 from spmdkit.models.mlp import MLPConfig, mlp
 from spmdkit.models.moe import MoEConfig, moe
 from spmdkit.models.transformer import transformer
@@ -105,3 +106,28 @@ def test_no_step_has_the_pattern(name):
     assert reduced_products(step.compile(batch).as_text()) == []
     evaluation = jax.jit(step.measure).lower(step.abstract_state().params, batch).compile()
     assert reduced_products(evaluation.as_text()) == []
+
+
+@pytest.mark.parametrize("is_differentiated", [False, True])
+def test_finds_the_operands_that_a_scan_carries(is_differentiated):
+    """One constant, two carried values, and two stacked ones."""
+
+    def turn(carried, stacked, factor):
+        x, count = carried
+        first, second = stacked
+        return (jnp.tanh(x @ first) * factor, count + 1.0), (x.sum(), second)
+
+    def loss(x, stacks, factor):
+        carried, sums = lax.scan(lambda *both: turn(*both, factor), (x, 0.0), stacks)
+        return carried[0].sum() + sums[0].sum()
+
+    function = jax.grad(loss) if is_differentiated else loss
+    stacks = jnp.ones((9, 6, 6)), jnp.ones((9, 6))
+    program = jax.make_jaxpr(function)(jnp.ones((5, 6)), stacks, jnp.ones(())).jaxpr
+    forward = next(equation for equation in program.eqns if equation.primitive.name == "scan")
+    carried = carried_by_scan(forward)
+    shapes = [variable.aval.shape for variable in forward.invars]
+    assert shapes[: carried.start] == [()]
+    assert shapes[carried.start : carried.stop] == [(5, 6), ()]
+    assert all(shape[0] == 9 for shape in shapes[carried.stop :])
+    assert [variable.aval.shape for variable in forward.outvars[: len(carried)]] == [(5, 6), ()]

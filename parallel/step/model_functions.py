@@ -43,6 +43,9 @@ def check_functions(
                 if evaluates:
                     jax.eval_shape(step.evaluate, step.abstract_state().params, dict(batch))
         except ModelError as on_the_mesh:
-            raise (on_the_mesh if any(word in describe_error(cause) for word in MESH_ERRORS) else error) from cause
+            needs_mesh = any(word in describe_error(cause) for word in MESH_ERRORS)
+            if needs_mesh:
+                raise on_the_mesh from cause
+            raise error from cause
         return False
     return True

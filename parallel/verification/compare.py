@@ -243,10 +243,23 @@ def _compare(step: Step, batches: list[HostBatch], options: _Options) -> Verific
         measured = check_after_steps(measured, case, state, reference, options.save_and_restore, options.averages)
     other = one_device.sums(case.params, batches[0], OTHER_STEP).total
     is_random = other != reference.first.total
-    untried = "model.check: off" if options.check == "off" else case.contract.untried
-    extent = Extent(options.save_and_restore is not None, is_random, untried)
+    extent = Extent(
+        files=options.save_and_restore is not None,
+        random=is_random,
+        contract=_unproved_contract(case, options.check),
+        replaces_gpu_code=bool(step.plan.notes),
+    )
     unseen = list_unchecked(measured, reference, case.params, extent, options.clip_norm)
     return replace(measured, proved=tuple(list_proved(measured, extent)), not_looked_at=tuple(unseen))
+
+
+def _unproved_contract(case: Case, check: str) -> str:
+    """Returns why the model's contract is not proved, or ""."""
+    if check == "off":
+        return "model.check: off"
+    if case.contract.breaches:
+        return "it is broken, see the note"
+    return case.contract.untried
 
 
 def _one_device(step: Step, options: _Options) -> OneDevice:

@@ -1,6 +1,7 @@
 """Explains collectives that a compiled step lacks: XLA merged them with others, or removed those that it does not need.
 
     fewer collectives, the same bytes    XLA merged some: their number does not matter to the result
+    fewer collectives, more bytes        XLA merged some, and moves shards of axes that are left to it
     fewer bytes                          XLA removed some: no result depends on them, or an equal one remains
 
 The parameters are named whose collectives move exactly the missing bytes. If the gradients of one device are known, and
@@ -73,6 +74,8 @@ def explain_fewer(
     missing = expected.minus(amount(found, key))
     if not missing.bytes:
         return f"XLA merged {missing.count:,} with others, and moves the same bytes"
+    if missing.bytes < 0:
+        return f"XLA merged {missing.count:,} with others, and moves {format_bytes(-missing.bytes)} more"
 
     def moved_for(omitted: Collection[str]) -> Amount:
         return expected.minus(amount(cost(omitted), key))

@@ -188,12 +188,14 @@ class Extent(NamedTuple):
     Attributes:
         files: True if the state was written to files.
         random: True if the loss depends on the key.
-        contract: The reason if the model's contract was not checked, or "".
+        contract: The reason if the model's contract was not checked, or how it is broken, or "".
+        replaces_gpu_code: True if the verified program replaces code that only GPUs run.
     """
 
     files: bool
     random: bool
     contract: str = ""
+    replaces_gpu_code: bool = False
 
 
 def list_proved(measured: Verification, extent: Extent) -> Iterator[str]:
@@ -237,7 +239,7 @@ def list_unchecked(
     conditions = {
         f"the model's contract ({extent.contract})": extent.contract,
         "a batch with a weight below 1 (its weights are no floating-point numbers)": LIGHT_BATCH not in measured.errors,
-        "the GPU code that replaces the code in the note": measured.notes,
+        "the GPU code that replaces the code in the note": extent.replaces_gpu_code,
         "evaluation, checkpoints and later tokens (earlier results differ)": trip is None,
         "checkpoint files": trip and not extent.files,
         "evaluation (one device cannot evaluate the model)": trip and "evaluation" not in measured.errors,

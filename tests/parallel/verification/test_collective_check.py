@@ -23,6 +23,7 @@ pytestmark = pytest.mark.slow_except(
     "test_either_figure_makes_a_difference",
     "test_compares_no_bytes_of_shards_that_xla_moves",
     "test_finds_extra_collective_in_update",
+    "test_explains_collectives_that_xla_merged_and_that_move_more",
 )
 
 WIDTH = 128
@@ -139,6 +140,14 @@ def test_names_what_xla_merged():
     found = [Collective("all-reduce", ("data",), 2, 96)]
     text = explain_fewer(predicted[0].key, predicted, found, lambda paths: predicted, [], UnneededGradients())
     assert text == "XLA merged 1 with others, and moves the same bytes"
+
+
+def test_explains_collectives_that_xla_merged_and_that_move_more():
+    """Bytes are not compared over axes that are left to XLA, which may move more of them in fewer collectives."""
+    predicted = [Collective("all-gather", ("tensor",), 3, 96)]
+    found = [Collective("all-gather", ("tensor",), 2, 128)]
+    text = explain_fewer(predicted[0].key, predicted, found, lambda paths: predicted, ["up"], UnneededGradients())
+    assert text == "XLA merged 1 with others, and moves 32 B more"
 
 
 @pytest.mark.parametrize("figure", ["count", "bytes"])

@@ -145,6 +145,9 @@ def test_compares_a_model_that_breaks_its_contract_if_told_to():
     result = verified(replace(MODEL, loss=counts_rows), check="warn")
     assert result.ok, str(result)
     assert any("rows of weight zero count" in note for note in result.notes)
+    assert "the model's contract" not in result.proved
+    assert "the model's contract (it is broken, see the note)" in result.not_looked_at
+    assert not any("GPU code" in part for part in result.not_looked_at), "the note is about the model"
     result = verified(replace(MODEL, loss=counts_rows), check="off")
     assert result.ok, str(result)
     assert "the model's contract (model.check: off)" in result.not_looked_at

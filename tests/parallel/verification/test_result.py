@@ -201,7 +201,8 @@ def test_lists_parts_skipped_by_this_run():
     (text,) = added(replace(BEYOND, future=Future((0,), shared=True)))
     assert "all positions of a row share" in text
     assert added(replace(BEYOND, reduced={"model.layers": (12, 2)})) == ["the config's own sizes"]
-    assert added(replace(BEYOND, notes=("x",))) == ["the GPU code that replaces the code in the note"]
+    assert added(replace(BEYOND, notes=("a breach of the contract",))) == []
+    assert added(BEYOND, replaces_gpu_code=True) == ["the GPU code that replaces the code in the note"]
     assert added(BEYOND, clip_norm=0.5) == ["clipping (no norm was over 0.5)"]
     assert added(BEYOND, clip_norm=0.4) == []
 

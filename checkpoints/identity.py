@@ -139,6 +139,14 @@ def _is_copy(folder: Path, identity: Identity) -> bool:
         return False
 
 
+def run_of(about: Mapping[str, Any]) -> str:
+    """Returns the identity of a run in the values about a checkpoint; "" for another value that Python code gives."""
+    run = about.get(RUN, "")
+    if isinstance(run, str) and re.fullmatch(DIGITS, run):
+        return run
+    return ""
+
+
 def explain_foreign_checkpoint(checkpoint: Path, step: int, run: str) -> str:
     """Explains why a checkpoint is not of the run in whose directory it is; "" if it is, or nothing says otherwise.
 
@@ -210,7 +218,7 @@ def find_series(about: Mapping[str, Any], directory: Path) -> str:
         about: Plain values about the run; with an identity of the run, there is no series.
         directory: The directory of its checkpoints, which need not exist.
     """
-    if about.get(RUN):
+    if run_of(about):
         return ""
     steps_of = _steps_of_series(directory)
     latest = max(steps_of, key=lambda series: max(steps_of[series]), default="")
@@ -243,7 +251,7 @@ def _steps_of_series(directory: Path) -> dict[str, list[int]]:
     for step in contents(directory).steps:
         with suppress(DamagedCheckpoint, OSError):  # its restore explains why it cannot be read
             description = read_description(directory / str(step))
-            series = description.get(SERIES) or description["about"].get(RUN)
+            series = description.get(SERIES) or run_of(description["about"])
             if series:
                 found.setdefault(series, []).append(step)
     return found

@@ -168,7 +168,7 @@ class Checkpoints:
             if not self._has_swept:
                 self._remove(f"*{UNFINISHED}*", f"{REMOVED}*")
             self._watch(partial(self._keep_foreign, step))
-            self._series = self._series or find_series(self._about, self._directory)
+            self._watch(self._join_series)
         self._has_swept = True
         arrays = stored_arrays(in_model_order(state))
         description = {
@@ -313,6 +313,11 @@ class Checkpoints:
             raise CheckpointError(f"No complete checkpoint of step {step} in {self._directory}; only {steps}.")
         check_one_series(self._directory)
         return steps[-1] if step is None else step
+
+    def _join_series(self) -> None:
+        """Finds the series of the checkpoints at the first save."""
+        if not self._series:
+            self._series = find_series(self._about, self._directory)
 
     def _watch(self, action: Callable[[], Any]) -> None:
         """Runs an action that may raise the error of a save, and raises it again at every later call."""

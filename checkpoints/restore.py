@@ -38,7 +38,7 @@ from .damage import (
     reading,
 )
 from .directory import STATE, display_path
-from .identity import RUN, ForeignRun, explain_foreign_checkpoint
+from .identity import ForeignRun, explain_foreign_checkpoint, run_of
 
 MODEL_ORDER = "model"
 """The order of the blocks, in the description of a checkpoint."""
@@ -94,7 +94,7 @@ class StoredCheckpoint:
             self.step: int = description["step"]
             self.saved: float = description["saved"]
             self.checksums: dict[str, int] = description["checksums"]
-            self.run: str = self.about.get(RUN, "")
+            self.run: str = run_of(self.about)
             self.foreign = explain_foreign_checkpoint(self.folder, self.step, self.run)
             self._mesh: dict[str, int] = description.get("mesh", {})
             self._order: str = description.get("order", "")

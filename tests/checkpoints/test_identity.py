@@ -1,9 +1,12 @@
 """The identity of a run, and checkpoints and metrics of another run in its directory."""
 
+import errno
 import shutil
+from pathlib import Path
 
 import pytest
 from spmdkit.checkpoints.checksums import read_description
+from spmdkit.checkpoints.damage import SaveFailed
 from spmdkit.checkpoints.directory import find
 from spmdkit.checkpoints.identity import (
     ForeignRun,
@@ -198,3 +201,27 @@ def test_a_damaged_checkpoint_belongs_to_no_series(tmp_path):
     (folder / "checkpoints" / "20" / "description.json").write_text("{")
     with opened(folder / "checkpoints", run_state(0)) as checkpoints:
         assert checkpoints.restore_newest(1.0).step == 10
+
+
+def test_a_first_save_that_cannot_list_the_directory_has_failed(tmp_path, monkeypatch):
+    """Its error is that of every failed save, which says what is complete and how to go on."""
+
+    def fail(path):
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    folder = write(tmp_path / "run", run_state(10), about=None)
+    failure = pytest.raises(SaveFailed, match=r"Checkpoint of step 20 could not be written to .* Stale file handle")
+    with failure, opened(folder / "checkpoints", run_state(0)) as checkpoints:
+        monkeypatch.setattr(Path, "iterdir", fail)
+        checkpoints.save(20, run_state(20))
+
+
+def test_a_name_of_a_run_in_python_is_no_identity(tmp_path):
+    """Such as the one of a tracker, which is another one after a restart."""
+    for step, name in ((10, "wandb-a"), (20, "wandb-b"), (30, 7)):
+        write(tmp_path / "run", run_state(step), about={"run": name})
+    folder = tmp_path / "run"
+    (folder / "config.yaml").write_text("learning_rate: 0.1\n")
+    assert StoredCheckpoint(folder / "checkpoints" / "30").about["run"] == 7
+    with opened(folder / "checkpoints", run_state(0)) as checkpoints:
+        assert int(checkpoints.restore().step) == 30

@@ -96,10 +96,12 @@ def read_identity(folder: Path) -> Identity | None:
     try:
         with (folder / CONFIG).open(encoding="utf-8", errors="surrogateescape") as file:
             while (line := file.readline(MAX_LINE).rstrip("\n")).startswith("#"):
-                if found := RUN_LINE.fullmatch(line):
-                    identity = Identity(found[1], found[2] or "")
-                elif found := ORIGIN_LINE.fullmatch(line):
-                    origins[found[1]] = int(found[2])
+                run_line = RUN_LINE.fullmatch(line)
+                origin_line = ORIGIN_LINE.fullmatch(line)
+                if run_line is not None:
+                    identity = Identity(run_line[1], run_line[2] or "")
+                if origin_line is not None:
+                    origins[origin_line[1]] = int(origin_line[2])
     except (FileNotFoundError, NotADirectoryError):
         return None
     return identity._replace(origins=origins)
@@ -247,14 +249,14 @@ def check_one_series(directory: Path) -> None:
 
 def _steps_of_series(directory: Path) -> dict[str, list[int]]:
     """Returns the steps of each series, and of each run, of the complete checkpoints in a directory."""
-    found: dict[str, list[int]] = {}
+    steps_of: dict[str, list[int]] = {}
     for step in contents(directory).steps:
         with suppress(DamagedCheckpoint, OSError):  # its restore explains why it cannot be read
             description = read_description(directory / str(step))
             series = description.get(SERIES) or run_of(description["about"])
             if series:
-                found.setdefault(series, []).append(step)
-    return found
+                steps_of.setdefault(series, []).append(step)
+    return steps_of
 
 
 def _remedy(identity: Identity, run: str, folder: Path) -> str:

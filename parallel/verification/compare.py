@@ -177,14 +177,7 @@ def _compare(step: Step, batches: list[HostBatch], options: _Options) -> Verific
     narrowings = one_device.narrowings(drawn, batches[0])
     tolerances = narrowings[0].tolerance, max(each.tolerance for each in narrowings)
     case = Case(step, one_device, perturbed(drawn), batches, options.clip_norm, *tolerances)
-    facts: dict[str, Any] = {
-        "mesh": dict(zip(step.plan.mesh.axis_names, step.plan.mesh.shape, strict=True)),
-        "dtype": step.precision.compute,
-        "tolerance": case.tolerance,
-        "params_tolerance": case.params_tolerance,
-        "reduced": options.reduced,
-        "notes": step.plan.notes,
-    }
+    facts = _facts(case, options)
     broken = "" if options.check == "off" else case.contract.text
     if broken and options.check == "error":
         first = Difference(what=BREAKS_CONTRACT, where="", relative=1.0, hint=f"{broken} {CONTRACT_OFF}")
@@ -251,6 +244,19 @@ def _compare(step: Step, batches: list[HostBatch], options: _Options) -> Verific
     )
     unseen = list_unchecked(measured, reference, case.params, extent, options.clip_norm)
     return replace(measured, proved=tuple(list_proved(measured, extent)), not_looked_at=tuple(unseen))
+
+
+def _facts(case: Case, options: _Options) -> dict[str, Any]:
+    """Returns the fields of a verification that are known before anything runs."""
+    plan = case.step.plan
+    return {
+        "mesh": dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)),
+        "dtype": case.step.precision.compute,
+        "tolerance": case.tolerance,
+        "params_tolerance": case.params_tolerance,
+        "reduced": options.reduced,
+        "notes": plan.notes,
+    }
 
 
 def _unproved_contract(case: Case, check: str) -> str:

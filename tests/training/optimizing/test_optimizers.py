@@ -115,7 +115,7 @@ def test_uses_optax_by_name():
 
 def test_rejects_invalid_own_optimizers(user_module):
     user_module(make=lambda: 3, value=3)
-    with pytest.raises(ValueError, match=r"optimizer.name='mine:make' must return an optax.Grad"):
+    with pytest.raises(ValueError, match=r"optimizer.name='mine:make': the result must be an optax.Grad"):
         make_optimizer(OptimizerConfig(name="mine:make"), 10, {})
     with pytest.raises(ValueError, match=r"optimizer.name='mine:value' is a int, not a function"):
         make_optimizer(OptimizerConfig(name="mine:value"), 10, {})

@@ -110,7 +110,8 @@ def with_description(
         state = Path(directory, STATE)
         names = sorted(each.relative_to(state).as_posix() for each in state.rglob("*") if each.is_file())
         files = {name: _sha256((state / name).read_bytes()) for name in names if not name.startswith(DATA)}
-        description = {**describe(), "saved": time.time(), "files": files}
+        saved = round(time.time(), 6)  # of more digits, two texts can be the same number
+        description = {**describe(), "saved": saved, "files": files}
         content = {"description": description, "sha256": _sha256_of_values(description)}
         Path(directory, DESCRIPTION).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 

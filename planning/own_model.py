@@ -132,7 +132,8 @@ class OwnModel:
     def _check(self, batch: dict[str, jax.ShapeDtypeStruct]) -> None:
         """Raises the error of the model's own code, unless it is one of a model that needs its mesh."""
         try:
-            check_loss(self._model, batch, compute=self._config.precision.compute)
+            precision = self._config.precision
+            check_loss(self._model, batch, compute=precision.compute, stored=precision.params)
         except ModelError as error:
             cause = error.__cause__
             if cause is None or not any(word in describe_error(cause) for word in MESH_ERRORS):

@@ -138,13 +138,21 @@ def check_groups(model: Model | BlockModel, params: Params) -> None:
         )
 
 
-def check_loss(model: Model | BlockModel, batch: Shapes, *, compute: str = "float32", evaluates: bool = False) -> None:
+def check_loss(
+    model: Model | BlockModel,
+    batch: Shapes,
+    *,
+    compute: str = "float32",
+    stored: str = "float32",
+    evaluates: bool = False,
+) -> None:
     """Traces the loss of the rows of one device.
 
     Args:
         model: The model.
         batch: The per-device shapes and dtypes of a batch.
         compute: The compute dtype.
+        stored: The stored dtype, which the model's state has.
         evaluates: Whether the loss will also be called without a key.
 
     Raises:
@@ -168,7 +176,7 @@ def check_loss(model: Model | BlockModel, batch: Shapes, *, compute: str = "floa
         if isinstance(model, BlockModel):
             _trace_blocks(model, params, batch, given, without)
         else:
-            state = abstract_state(model)
+            state = jax.eval_shape(lambda tree: cast_floats(tree, stored), abstract_state(model))
             more = (state,) if has_state(model) else ()
             result = _trace(model, "loss", (params, batch, given, *more), batch, without)
             _check_sums(model, "loss", result, () if given is None else state)

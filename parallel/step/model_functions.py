@@ -32,7 +32,8 @@ def check_functions(
     """
     local = step.plan.rows(step.accumulate).part(batch)
     try:
-        check_loss(model, local, compute=step.precision.compute, evaluates=evaluates)
+        precision = step.precision
+        check_loss(model, local, compute=precision.compute, stored=precision.params, evaluates=evaluates)
     except ModelError as error:
         cause = error.__cause__
         if cause is None:

@@ -171,7 +171,8 @@ class _Options(NamedTuple):
 
 
 def _compare(step: Step, batches: list[HostBatch], options: _Options) -> Verification:
-    check_loss(step.given_model, _shapes(batches[0]), compute=step.precision.compute)
+    precision = step.precision
+    check_loss(step.given_model, _shapes(batches[0]), compute=precision.compute, stored=precision.params)
     one_device = _one_device(step, options)
     drawn = one_device.init(step.precision.params)
     narrowings = one_device.narrowings(drawn, batches[0])

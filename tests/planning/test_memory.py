@@ -134,6 +134,11 @@ def test_zeros_of_one_size_are_made_together():
     assert peak_of(jax.make_jaxpr(program)(X).jaxpr).total() // SIZE == 2
 
 
+def abstract_mesh():
+    """A mesh of two devices that need not exist."""
+    return jax.sharding.AbstractMesh((2,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
 @pytest.mark.parametrize(("dim", "copied"), [(0, 0), (1, 4)])
 def test_inputs_whose_slices_are_gathered_inside_other_dims_are_copied(dim, copied):
     """A stack of 4 arrays, each of which a loop gathers over 2 devices."""
@@ -144,7 +149,8 @@ def test_inputs_whose_slices_are_gathered_inside_other_dims_are_copied(dim, copi
 
         return lax.scan(turn, jnp.zeros(()), jnp.arange(4))[0]
 
-    mesh, stack = jax.sharding.AbstractMesh((2,), ("fsdp",)), jax.ShapeDtypeStruct((4, 20, 20), jnp.float32)
+    mesh = abstract_mesh()
+    stack = jax.ShapeDtypeStruct((4, 20, 20), jnp.float32)
     spec = jax.P(None, *[None] * dim, "fsdp")
     mapped = jax.shard_map(program, mesh=mesh, in_specs=spec, out_specs=jax.P(), check_vma=False)
     peak = peak_of(jax.make_jaxpr(mapped)(stack).jaxpr.eqns[0].params["jaxpr"])
@@ -153,7 +159,7 @@ def test_inputs_whose_slices_are_gathered_inside_other_dims_are_copied(dim, copi
 
 def test_gathers_inside_other_dims_take_their_bytes_twice():
     """They arrive with the gathered dim outermost, and are copied to the layout of a product; so is their input."""
-    mesh = jax.sharding.AbstractMesh((2,), ("fsdp",))
+    mesh = abstract_mesh()
     for dim, copies in ((0, 1), (1, 2)):
 
         def gathered(x, dim=dim):

@@ -24,9 +24,12 @@ Origin = Callable[[int], str]
 def origin_in(files: Sequence[tuple[str, int]]) -> Origin:
     """Returns the origin of rows that follow each other in files: pairs of a file and its number of rows."""
 
+    starts = np.cumsum([0, *[count for _, count in files]])
+
     def describe(row: int) -> str:
-        file, place = find_part(np.cumsum([0, *(count for _, count in files)]), row)
-        return f"row {place} of {files[file][0]}"
+        number, place = find_part(starts, row)
+        path, _ = files[number]
+        return f"row {place} of {path}"
 
     return describe
 
@@ -69,11 +72,15 @@ class ArraySource(BatchedSource):
     def rows(self, indices: np.ndarray) -> "ArraySource":
         """Returns some of the rows (int64, (N,)) as another source; copies them."""
         origin = self._origin
-        return ArraySource(self.take(indices), origin and (lambda index: origin(int(indices[index]))))
+        if origin is None:
+            return ArraySource(self.take(indices))
+        return ArraySource(self.take(indices), lambda index: origin(int(indices[index])))
 
     def origin(self, index: int) -> str:
         """Returns file and row of example `index`; "" if it does not come from a file."""
-        return self._origin(index) if self._origin else ""
+        if self._origin is None:
+            return ""
+        return self._origin(index)
 
 
 def from_arrays(
@@ -132,7 +139,9 @@ def make_splits(sources: Sequence[ArraySource], vocabulary: int | None = None) -
         check_source(source, limits, name)
     sizes = " and ".join(f"{len(source):,}" for source in sources)
     without = "" if len(sources) > 1 else ", none for evaluation"
-    arrays = [array for source in sources for _, array in sorted(source.arrays_in_memory.items())]
+    arrays: list[np.ndarray] = []
+    for source in sources:
+        arrays += [array for _, array in sorted(source.arrays_in_memory.items())]
     description = f"arrays {', '.join(forms[0])} in memory: {sizes} examples{without}"
     return splits_of(sources, vocabulary, description, fingerprint(arrays, sorted(forms[0])))
 
@@ -149,8 +158,10 @@ def divide_source(source: ArraySource, eval_fraction: float, vocabulary: int | N
         UserError: A split would have no rows.
         BadDataError: See `from_arrays`.
     """
-    rows = divide_rows(len(source), eval_fraction)
-    return make_splits([source.rows(each) for each in rows] if len(rows) > 1 else [source], vocabulary)
+    rows_of_splits = divide_rows(len(source), eval_fraction)
+    if len(rows_of_splits) == 1:
+        return make_splits([source], vocabulary)
+    return make_splits([source.rows(rows) for rows in rows_of_splits], vocabulary)
 
 
 def read_arrays(config: DataConfig) -> Splits:
@@ -162,7 +173,8 @@ def read_arrays(config: DataConfig) -> Splits:
     Raises:
         UserError: A pattern does not match any file, or the files' arrays do not fit together.
     """
-    source, vocabulary = _load(config.files, "data.files"), config.vocabulary or None
+    source = _load(config.files, "data.files")
+    vocabulary = config.vocabulary or None
     if config.eval_files:
         return make_splits([source, _load(config.eval_files, "data.eval_files")], vocabulary)
     return divide_source(source, config.eval_fraction, vocabulary)
@@ -196,6 +208,7 @@ def _read_npz(path: Path, key: str) -> dict[str, np.ndarray]:
 
 def _count_rows(arrays: Mapping[str, np.ndarray]) -> int:
     """Returns the number of rows; a UserError if arrays are not numeric or have different numbers of rows."""
-    if wrong := not_numeric(arrays):
+    wrong = not_numeric(arrays)
+    if wrong:
         raise UserError(f"arrays must contain numbers; {wrong}. Convert or remove them.")
     return count_rows(arrays, "all arrays")

@@ -126,7 +126,9 @@ def _token_ids(value: Any) -> np.ndarray:
     if ids.ndim == 1 and len(ids) == 0:
         return ids.astype(np.uint32)
     if ids.ndim != 1 or ids.dtype.kind not in "ui" or ids.min() < 0 or ids.max() >= 2**31:
-        fix = " Token ids must be integers: write them without a decimal point." if ids.dtype.kind == "f" else ""
+        fix = ""
+        if ids.dtype.kind == "f":
+            fix = " Token ids must be integers: write them without a decimal point."
         raise _UnreadableRow(f"expected a text or a list of token ids in [0, 2**31), got {str(value)[:60]!r}.{fix}")
     return ids.astype(np.uint32)
 
@@ -182,8 +184,9 @@ def _parquet_values(path: Path, column: str, bad: BadRecords) -> Iterator[tuple[
 
 def plain_value(value: Any) -> Any:
     """Returns the value of an Arrow scalar: a text, bytes, None, or an array of ids."""
-    is_list = value.is_valid and hasattr(value, "values")  # converted without a Python object per id
-    return value.values.to_numpy(zero_copy_only=False) if is_list else value.as_py()
+    if value.is_valid and hasattr(value, "values"):  # a list, converted without a Python object per id
+        return value.values.to_numpy(zero_copy_only=False)
+    return value.as_py()
 
 
 def unknown_column(column: str, names: list[str]) -> str:

@@ -48,7 +48,9 @@ class FileExamples:
     """
 
     def __init__(self, records: Records, rows: np.ndarray, bad: BadRecords) -> None:
-        self._records, self._rows, self._bad = records, rows, bad
+        self._records = records
+        self._rows = rows
+        self._bad = bad
         self.form = self._first_form()
 
     def __len__(self) -> int:
@@ -67,7 +69,9 @@ class FileExamples:
             reason = f"it has {shapes_of(example)}, but the first record has {self.form}. {self._records.fix}."
             self._bad.leave_out(self.origin(index), reason)
             example = None
-        return example or {name: np.zeros(shape, dtype) for name, (dtype, shape) in self.form.items()}
+        if example is not None:
+            return example
+        return {name: np.zeros(shape, dtype) for name, (dtype, shape) in self.form.items()}
 
     def origin(self, index: int) -> str:
         """Returns file and place of example `index`."""
@@ -94,7 +98,8 @@ class FileExamples:
     def _first_form(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Returns the form of the first record that can be read."""
         for index in range(len(self)):
-            if (example := self._example(index)) is not None:
+            example = self._example(index)
+            if example is not None:
                 return shapes_of(example)
         raise UserError(f"none of {len(self):,} records can be read; the first is {self.origin(0)}.")
 
@@ -112,14 +117,16 @@ def make_file_splits(records: Records, rows: Sequence[np.ndarray], config: DataC
         BadDataError: A sampled record cannot be read, and the limit of bad records is reached.
     """
     bad = BadRecords(config.bad_records, BadDataError)
-    sources = [FileExamples(records, each, bad) for each in rows]
+    sources = [FileExamples(records, rows_of_split, bad) for rows_of_split in rows]
     if sources[0].form != sources[-1].form:
         forms = f"training records are {sources[0].form}, but evaluation records {sources[-1].form}"
         raise UserError(f"{forms}. {records.fix}.")
-    sampled = [(source, index) for source in sources for index in spread_indices(len(source), SAMPLED)]
-    for source, index in sampled:
-        source[index]
+    sampled = []
+    for source in sources:
+        for index in spread_indices(len(source), SAMPLED):
+            source[index]  # raises an error for a record that cannot be decoded
+            sampled.append(source.raw(index))
     sizes = " and ".join(f"{len(source):,}" for source in sources)
     description = f"{config.source}: {', '.join(sources[0].form)}; {sizes} examples"
-    content = fingerprint([source.raw(index) for source, index in sampled], sizes)
+    content = fingerprint(sampled, sizes)
     return splits_of(sources, config.vocabulary or None, description, content)

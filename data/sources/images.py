@@ -41,13 +41,15 @@ def read_images(config: DataConfig) -> Splits:
     classes = sorted({path.parent.name for path in paths})
     if config.eval_files:
         held_out = _find(config.eval_files, "data.eval_files")
-        if unknown := sorted({path.parent.name for path in held_out} - set(classes)):
+        unknown = sorted({path.parent.name for path in held_out} - set(classes))
+        if unknown:
             raise UserError(f"data.eval_files: class {unknown[0]!r} is not in data.files ({', '.join(classes)}).")
         rows = [np.arange(len(paths)), len(paths) + np.arange(len(held_out))]
         paths += held_out
     else:
         rows = divide_rows(len(paths), config.eval_fraction, [_name(path).encode() for path in paths])
-    mode, size = _color_mode(paths[0]), config.image_size
+    mode = _color_mode(paths[0])
+    size = config.image_size
 
     def decode(row: int, content: bytes) -> dict[str, np.ndarray]:
         with _pillow().open(io.BytesIO(content)) as image:
@@ -62,24 +64,29 @@ def read_images(config: DataConfig) -> Splits:
     splits = make_file_splits(records, rows, config)
     shape = " x ".join(map(str, splits.train[0]["inputs"].shape))
     description = f"{splits.description}, {shape}, {counted(len(classes), 'class', 'classes')}"
-    content = fingerprint((), splits.fingerprint, [[_name(paths[row]) for row in each] for each in rows])
+    names_of_splits = []
+    for rows_of_split in rows:
+        names_of_splits.append([_name(paths[row]) for row in rows_of_split])
+    content = fingerprint((), splits.fingerprint, names_of_splits)
     return splits._replace(description=description, fingerprint=content)
 
 
 def _find(directories: Sequence[str], key: str) -> list[Path]:
     """Returns the images in the subdirectories of some directories, sorted by class and name."""
-    found: list[Path] = []
+    images: list[Path] = []
     for directory in directories:
         folder = Path(directory).expanduser()
         if not folder.is_dir():
             raise UserError(f"{key}: {directory} is not a directory. Give one with a subdirectory for each class.")
-        found += [path for path in folder.glob("*/*") if path.suffix.lower() in SUFFIXES and path.is_file()]
-    if not found:
+        for path in folder.glob("*/*"):
+            if path.suffix.lower() in SUFFIXES and path.is_file():
+                images.append(path)
+    if not images:
         raise UserError(
             f"{key}: {', '.join(directories)} lacks images in subdirectories ({', '.join(SUFFIXES)}). Put the images "
             "of each class into a subdirectory named after the class."
         )
-    return sorted(found, key=lambda path: (_name(path), str(path)))
+    return sorted(images, key=lambda path: (_name(path), str(path)))
 
 
 def _name(path: Path) -> str:

@@ -68,11 +68,16 @@ def read_record_arrays(config: DataConfig) -> Splits:
         BadDataError: A record cannot be read, and none may be left out.
     """
     paths = _find(config.files, "data.files")
-    held_out = _find(config.eval_files, "data.eval_files") if config.eval_files else []
-    files = [_open(path) for path in (*paths, *held_out)]
+    num_train_files = len(paths)
+    if config.eval_files:
+        paths += _find(config.eval_files, "data.eval_files")
+    files = [_open(path) for path in paths]
     starts = np.cumsum([0, *map(len, files)])
-    number = int(starts[len(paths)])
-    rows = [np.arange(number), np.arange(number, starts[-1])] if held_out else divide_rows(number, config.eval_fraction)
+    num_train = int(starts[num_train_files])
+    if config.eval_files:
+        rows = [np.arange(num_train), np.arange(num_train, starts[-1])]
+    else:
+        rows = divide_rows(num_train, config.eval_fraction)
 
     def read(row: int) -> bytes:
         file, record = find_part(starts, row)
@@ -80,7 +85,7 @@ def read_record_arrays(config: DataConfig) -> Splits:
 
     def describe(row: int) -> str:
         file, record = find_part(starts, row)
-        return f"{(*paths, *held_out)[file]}, record {record}"
+        return f"{paths[file]}, record {record}"
 
     splits = make_file_splits(Records(read, lambda row, record: _arrays(record), describe, WRITE), rows, config)
     return splits._replace(description=f"{splits.description} in {counted(len(files), 'file')}")

@@ -8,7 +8,8 @@ from ..config import DataConfig
 from ..source import Splits, fingerprint, splits_of
 from .arrays import ArraySource, divide_source
 
-HEIGHT, WIDTH = 8, 8
+HEIGHT = 8
+WIDTH = 8
 CLASSES = 10
 FEATURES = HEIGHT * WIDTH
 GLYPHS = (  # each digit as 7 rows of 5 pixels, top to bottom, the bits of one number a row
@@ -39,9 +40,9 @@ def synthetic_digits(eval_fraction: float, *, rows: int = 8192, noise: float = 0
     """
     random = np.random.default_rng(seed)
     targets = random.integers(CLASSES, size=rows)
-    images = _placements()[
-        targets, random.integers(HEIGHT - 7 + 1, size=rows), random.integers(WIDTH - 5 + 1, size=rows)
-    ]
+    tops = random.integers(HEIGHT - 7 + 1, size=rows)
+    lefts = random.integers(WIDTH - 5 + 1, size=rows)
+    images = _placements()[targets, tops, lefts]
     inputs = images.reshape(rows, FEATURES) + random.normal(scale=noise, size=(rows, FEATURES))
     arrays = {"inputs": inputs.astype(np.float32), "targets": targets.astype(np.int32)}
     description = f"synthetic: {rows:,} noisy images of digits, {FEATURES} features, {CLASSES} classes"
@@ -77,7 +78,11 @@ class SyntheticTokens:
     """
 
     def __init__(self, first: int, rows: int, length: int, vocabulary: int, seed: int = 0) -> None:
-        self._first, self._rows, self._length, self._vocabulary, self._seed = first, rows, length, vocabulary, seed
+        self._first = first
+        self._rows = rows
+        self._length = length
+        self._vocabulary = vocabulary
+        self._seed = seed
 
     def __len__(self) -> int:
         """Returns the number of examples."""
@@ -104,10 +109,12 @@ def synthetic_tokens(config: DataConfig, batch: int = 1) -> Splits:
     Returns:
         The splits, the same for the same arguments.
     """
-    length, vocabulary = config.length, config.vocabulary or 256
+    length = config.length
+    vocabulary = config.vocabulary or 256
     total = max(TOKEN_ROWS, ceil(batch / (1 - config.eval_fraction)))
     count = total - round(total * config.eval_fraction)
-    parts = [(0, count), (count, total - count)][: 2 if count < total else 1]
-    sources = [SyntheticTokens(first, rows, length, vocabulary) for first, rows in parts]
+    sources = [SyntheticTokens(0, count, length, vocabulary)]
+    if count < total:
+        sources.append(SyntheticTokens(count, total - count, length, vocabulary))
     description = f"synthetic_tokens: {total:,} rows of {length:,} random tokens, vocabulary {vocabulary:,}"
     return splits_of(sources, vocabulary, description, fingerprint([], "synthetic_tokens", count, length, vocabulary))

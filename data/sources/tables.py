@@ -7,6 +7,7 @@ The tables are read into memory with pyarrow.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,10 @@ def read_table(config: DataConfig) -> Splits:
     columns = _input_columns(tables[0][0], config)
     targets = [_values(table, config.target, origin) for table, origin in tables]
     classes: list[str] = []
-    if any(each.dtype.kind in "OU" for each in targets):
-        classes = sorted({str(value) for each in targets for value in each})
-        targets = [np.searchsorted(classes, each.astype(str)) for each in targets]
-    floating = any(each.dtype.kind == "f" for each in targets)
+    if any(column.dtype.kind in "OU" for column in targets):
+        classes = sorted(set(map(str, chain.from_iterable(targets))))
+        targets = [np.searchsorted(classes, column.astype(str)) for column in targets]
+    floating = any(column.dtype.kind == "f" for column in targets)
     sources = []
     for (table, origin), target in zip(tables, targets, strict=True):
         inputs = np.stack([_numbers(table, name, columns, origin) for name in columns], axis=1)
@@ -91,8 +92,8 @@ def _read_file(path: Path, source: str, key: str) -> Any:
 def _input_columns(table: Any, config: DataConfig) -> Sequence[str]:
     """Returns the names of the input columns, after checking that all columns exist."""
     names = table.column_names
-    for key, wanted in (("data.target", (config.target,)), ("data.columns", config.columns)):
-        for name in wanted:
+    for key, columns in (("data.target", (config.target,)), ("data.columns", config.columns)):
+        for name in columns:
             if name not in names:
                 raise UserError(f"{key}: {unknown_name('column', name, names)}")
     columns = config.columns or tuple(name for name in names if name != config.target)
@@ -113,7 +114,7 @@ def _numbers(table: Any, name: str, columns: Sequence[str], origin: Origin) -> n
     """Returns one input column as float32 (rows,)."""
     values = _values(table, name, origin)
     if values.dtype.kind not in "biuf":
-        numeric = [each for each in columns if _values(table, each, origin).dtype.kind in "biuf"]
+        numeric = [column for column in columns if _values(table, column, origin).dtype.kind in "biuf"]
         raise UserError(
             f"data.columns: column {name!r} contains {table.schema.field(name).type}, not numbers. Encode it as "
             f"numbers, or choose the inputs: data.columns: [{', '.join(numeric)}]."

@@ -351,7 +351,8 @@ def test_census_equals_the_predicted_cost(name):
         moved = check_collectives(step, rows_of(step))
         assert moved.unexpected == moved.fewer == ()
         assert bool(moved.of_the_model) == (model in OWN_COLLECTIVES)
-        assert not moved.has_unpredicted_of_the_model
+        if "optimizer" not in options:  # collectives of the update can be of the same kind over the same axes
+            assert not moved.has_unpredicted_of_the_model
         if strategy not in ("tensor", "fsdp-tensor") and "optimizer" not in options:
             assert moved.found == moved.predicted != ()
 

@@ -64,7 +64,8 @@ def test_as_tables_at_full_size(tmp_path, cli):
     assert "parameters after 1 step" in text
     *_, verdict, _, last = text.rstrip("\n").split("\n")
     assert verdict == "The same as on one device."
-    assert last.startswith("proved: initial parameters, loss, weight, gradients, gradient norm, parameters")
+    assert last.startswith("proved: the model's contract, initial parameters, loss, weight, gradients, gradient norm, ")
+    assert "a batch of weight 0.5, parameters" in last
     assert "; not looked at: the code of the model and the optimizer (both sides run it), " in last
     assert "the config's own sizes" not in last
     assert last.endswith("other dtypes than float32")
